@@ -174,7 +174,7 @@ def tell(
         allocator: receives one event per result.
         results: the results, in the order of the events.
         outcomes: counts the results of rollouts that were not cancelled. None: nothing is counted here.
-        remedy: advice to the user. It is needed if a metric is outside [0, 1].
+        remedy: advice to the user, for the error about a metric outside [0, 1].
 
     Raises:
         MetricError: a metric is outside [0, 1], and the recipe reads it as a success rate. The message ends with

@@ -3,10 +3,10 @@
 A run is evaluated on a fixed grid: the multiples of `eval_every` rollouts paid. At each grid point, the evaluation uses the
 newest weights that were made with at most this number of rollouts. A run reaches the target when two successive evaluations
 of different weights are at or above the target, because a single evaluation may be luck. The first of the two is the grid
-point that reached the target; the second confirms it. The final weights are not on the grid, so they can confirm a
-grid point but not be one. The cost
-is interpolated linearly between the grid point that reached the target and the grid point before. If a run never reached the
-target, its cost is censored: it is more than the run had paid at its last grid point.
+point that reached the target; the second confirms it. The final weights are not on the grid, so they cannot reach the
+target, but can confirm the last grid point. The cost is interpolated linearly between the grid point that reached the target
+and the grid point before. If a run never reached the target, its cost is censored: it is more than the run had paid at its
+last grid point.
 
 Costs are rollouts, generated tokens, seconds without evaluation, and optimizer steps. The number of rollouts is the grid
 point itself. The other costs are the totals when the evaluated weights were made.

@@ -212,7 +212,7 @@ def _numbers(parent: Path) -> list[int]:
 
 
 def _ours(place: Path) -> set[str]:
-    """Names of the files that rollalloc wrote into a checkpoint, even if the manifest cannot be read."""
+    """Names of the files of rollalloc in a checkpoint. Without a readable manifest, tensor files count as rollalloc's."""
     try:
         named = set(json.loads(read_text(place / _MANIFEST))["files"])
     except (OSError, ValueError, TypeError, KeyError):

@@ -170,7 +170,7 @@ def judged(generations: Sequence[Generation], outcomes: Sequence[Outcome], sampl
     """The evaluation from samples and their scores: the mean metric per prompt, averaged over prompts, and the diversity.
 
     Args:
-        generations: the samples, grouped by prompt.
+        generations: the samples: all of the first prompt, then all of the second, and so on.
         outcomes: the outcome of each generation.
         samples: number of samples per prompt.
     """

@@ -56,7 +56,7 @@ from rollalloc.train.update import Updater
 log = logging.getLogger(__name__)
 
 Listener = Callable[[dict[str, Any]], None]
-_PATIENCE = 256  # a run may end after this many groups in a row with equal rewards (`stop_when_barren`)
+_PATIENCE = 256  # minimum number of groups in a row with equal rewards that ends a run (`stop_when_barren`)
 _NAMED = 20  # maximum number of quarantined prompts named in the last line of the metrics
 
 

@@ -204,7 +204,7 @@ class Environments:
         max_turns: number of turns after which a rollout is truncated, at least 1.
 
     Raises:
-        ValueError: there are no builders; a builder has no key, or two have the same key; or `max_turns` is below 1.
+        ValueError: there are no builders, not one key per builder, or two equal keys; or `max_turns` is below 1.
     """
 
     builders: Sequence[Any]

@@ -152,8 +152,9 @@ class RemoteEngine(RolloutEngine):
     def poll(self, *, wait: bool = True) -> list[RolloutResult]:
         """Wait for rollouts in flight and return them.
 
-        With `Remote.concurrency` or a stop rule, this waits until one order has ended, so that the allocator can react.
-        Otherwise it waits for the whole wave, and returns the rollouts in the order in which they were submitted.
+        With `Remote.concurrency`, or if a stage in flight has a stop rule, this waits until one order has ended, so that the
+        allocator can react. Otherwise it waits for the whole wave, and returns the rollouts in the order in which they were
+        submitted.
         """
         results, self._ended = self._ended, []
         wanted = [future for future, (order, _) in self._in_flight.items() if self._is_wanted(order)]

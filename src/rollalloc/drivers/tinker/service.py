@@ -165,8 +165,8 @@ class Service:
             stop: token ids or texts that end a sample; None: the model's end of sequence.
 
         Returns:
-            The samples. The list is shorter than `samples` if the service returned fewer; surplus samples are left out. An
-            unusable sample is replaced by the reason, a string.
+            The samples. The list is shorter than `samples` if the service returned fewer. Surplus samples are billed, but
+            left out. An unusable sample is replaced by the reason, a string.
 
         Raises:
             RequestFailed: the request failed, timed out, or returned no sequences.

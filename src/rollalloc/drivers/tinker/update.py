@@ -27,9 +27,9 @@ Sequence = tuple[tuple[int, ...], dict[str, list[Any]]]  # input token ids; targ
 class RemoteUpdater:
     """Trains on batches at a service.
 
-    The service's losses are sums over tokens. With "importance_sampling", the loss of a token is −ρ·A, where ρ = exp(trained
-    − behaviour) is the ratio of its probabilities under the trained and the sampling weights. To get a mean over the batch,
-    the advantage is multiplied by the row's weight and by the row's share of the loss:
+    The service's losses are sums over tokens. With "importance_sampling", the loss of a token is −ρ·A, where ρ is the
+    token's probability under the trained weights, divided by its probability under the sampling weights. To get a mean over
+    the batch, the advantage is multiplied by the row's weight and by the row's share of the loss:
 
         A_t = advantage · weight · share,    share: see `rollalloc.train.loss.shares`
 

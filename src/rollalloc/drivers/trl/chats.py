@@ -20,7 +20,7 @@ _PARSERS = ("response_template", "response_schema") if _SEES_PROMPTS else ("resp
 
 
 def encode(trainer: Any, prompts: Sequence[Any], names: Sequence[str] | None = None) -> list[Tokens]:
-    """Encode prompts with `rollalloc.data.encoding.encode_prompt`, using the trainer's chat template.
+    """Encode prompts with `rollalloc.data.encoding.encode_prompt`, the trainer's chat template and its arguments.
 
     Three things differ from TRL's own encoding. Text that begins with BOS gets no second BOS. Text gets no EOS at its end.
     If the last message is the assistant's, the model continues this message.

@@ -215,7 +215,8 @@ class Rounds:
             Finished: the run is over, and there is no batch.
             NoScores: the run is over because no rollout could be scored; the reward or the engine fails.
             NoProgress: nothing runs or can start, although the run is not over. The message says what to change.
-            MetricError: the recipe reads the metric as a success rate, but a metric is outside [0, 1].
+            MetricError: the recipe reads the metric as a success rate, but a metric is outside [0, 1]. The message says
+                what the reward function should return.
             RuntimeError: `trained` was not called for the last batch.
         """
         if self._at_work:
