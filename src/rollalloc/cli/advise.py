@@ -114,7 +114,8 @@ def _choice(text: str) -> Choice:
     """Parse --present, the user's present settings.
 
     Raises:
-        ValueError: the text is not of the form RECIPE:n=N,groups=G, a number is out of range, or the recipe is unknown.
+        ValueError: the text is not of the form RECIPE:n=N,groups=G (both numbers are optional), a number is out of range, or
+            the recipe is unknown.
     """
     from rollalloc.lab.advise.verdict import BATCH, Choice
     from rollalloc.named import RECIPES

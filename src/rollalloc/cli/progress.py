@@ -190,8 +190,8 @@ def staged() -> Iterator[Callable[..., None]]:
 
     The callback has the type `rollalloc.lab.bench.tasks.files.Shown`.
 
-    If a stage trains a model, the bar has a curve of the model's accuracy. The bars disappear at the end. Without a
-    terminal, a line with the time left is printed from time to time.
+    If a stage trains a model, the bar has a curve of the expected share of right tokens. The bars disappear at the end.
+    Without a terminal, a line with the time left is printed from time to time.
     """
     console = Console(stderr=True)
     if not console.is_terminal:

@@ -45,7 +45,7 @@ def repeated(texts: Sequence[str]) -> dict[int, int]:
 
 
 def warn_of_shared(train: Any, held: Any, name: str, column: str = "prompt") -> None:
-    """Warn if prompts of a held-out data set are also in the training set.
+    """Warn if prompts of a held-out data set are also in the training set. The drivers for TRL and verl call this.
 
     Args:
         train: the training data. Nothing is checked unless both data sets have a length and the column.

@@ -104,7 +104,7 @@ def notes_of(log: Log, judged: Groups, reward: RewardReading, unpredicted: str) 
         notes.append(f"the log mixes several versions of the model: {moved}")
     if np.median(judged.size_V) < 2:
         notes.append(
-            "groups have one rollout: a prompt's rate is over all of its visits, although the model changed between them"
+            "groups have one rollout: a prompt's rate is over all of its visits, and the model may have changed between them"
         )
     if unpredicted:
         notes.append(unpredicted)

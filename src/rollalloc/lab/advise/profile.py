@@ -36,7 +36,7 @@ class Profile:
         n: usual group size.
         rates: distribution of success rates over prompts.
         zero_variance: share of groups without variance, by group size. For graded rewards, this is the share with equal
-            rewards. If no groups of this size were logged, it is the share that is all right or all wrong.
+            rewards. If no logged group is this large, it is the share that is all right or all wrong.
         hopeless: share of prompts that are hardly ever solved.
         solved: share of prompts that are nearly always solved.
         mean: mean success rate.

@@ -130,7 +130,7 @@ def graded(summary: Summary | None) -> list[str]:
 
 
 def odd_targets(runs: Sequence[RecordedRun]) -> list[str]:
-    """Warnings about runs with an unconfirmed evaluation at the target, and about runs that started at the target."""
+    """Warnings about runs with an unconfirmed evaluation at the target, and about runs that started at or above it."""
     sentences: list[str] = []
     for run in runs:
         if run.target is None or run.cost is None:
