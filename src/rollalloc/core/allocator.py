@@ -65,7 +65,8 @@ class Allocator:
         epoch: number of the current pass over the prompts, from 0.
         replayed: rows that were trained on again, summed over all batches. `accounts` counts each rollout only once.
         teaching: how many recent rollouts gave a learning signal; read only.
-        selection: mean length and difficulty of all rollouts and of all rows since the last `Updated`; read only.
+        selection: mean length and difficulty, since the last `Updated`, of all rollouts and of the rows that are new in the
+            batch; read only.
 
     Raises:
         TypeError: `recipe` is not a recipe.

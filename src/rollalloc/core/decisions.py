@@ -130,7 +130,7 @@ def _draw(run: Run, k: int) -> list[tuple[Drawn, int]]:
         pool.dry = not pool.any_due()
     elif pool.roll():
         run.changed(settled=run.settled)
-        # A rule may need the first pick of a new epoch to notice that its pass is over. If that pick is empty, pick again.
+        # A rule may need the first pick of a new epoch to notice that its pass is over. If it picks too few, pick again.
         pool.dry = not pick() and not pick()
     return drawn
 

@@ -121,7 +121,7 @@ def go_on(run: Run, *, same_recipe: bool, same_prompts: bool) -> None:
         run.finished = None  # the reason may no longer hold
     if not same_prompts:
         run.barren = run.failing = 0  # they counted prompts of the old data set
-    training = {row.rollout for row in run.batch.rows} if run.batch else set[int]()  # released after the next `Updated`
+    training = {row.rollout for row in run.batch.rows} if run.batch else set[int]()  # needed until the next `Updated`
     forget(run, [row for row in run.kept.values() if row.rollout not in training and not may_replay(run, row)])
     for group in [group for group in run.flight.groups.values() if group.prompt == GONE]:
         drop(run, group, "surplus", NOW)

@@ -40,7 +40,8 @@ class Run:
         finished: why the run is over, or None.
         accounts: number of rollouts that are over, by cause.
         teaching: how many recent rollouts gave a learning signal.
-        selection: mean length and difficulty of all rollouts and of all rows since the last update.
+        selection: mean length and difficulty, since the last update, of all rollouts and of the rows that are new in the
+            batch.
         barren: number of candidates dropped since a group last became ready for a batch.
         failing: number of groups in a row that got no score because rollouts failed.
         settled: True if nothing changed since the last decision, so that the decision still holds.

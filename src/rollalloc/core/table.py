@@ -18,7 +18,7 @@ GONE = -1  # index of a prompt that left the data set
 
 
 def place(saved: Any) -> int:
-    """Check and return a saved index of a prompt. `GONE` is allowed."""
+    """Return a saved index of a prompt, or `GONE`. Raise a ValueError if the value is neither."""
     return GONE if type(saved) is int and saved == GONE else natural(saved, "prompt")
 
 

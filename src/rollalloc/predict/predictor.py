@@ -282,8 +282,10 @@ class Predictor:
 
     @staticmethod
     def _weights(memory: Memory) -> NDArray[np.float64]:
-        """The weight of every expert, shape (E,). The order of the experts: the
-        regressions, sorted by block and then by ridge; the mean; the record."""
+        """The weight of every expert, shape (E,).
+
+        The order is: the regressions, sorted by block and then by ridge; the mean; the record.
+        """
         if memory["fits"]:
             return mixture(memory["loss_E"])
         return np.concatenate([np.zeros(memory["loss_E"].size - 2), mixture(memory["loss_E"][-2:])])

@@ -155,7 +155,7 @@ class Foresight(PromptRule):
             return
         metrics_G, over_G = group.metrics_G, group.rewards_G - group.metrics_G
         hits = min(max(float(metrics_G.sum()), 0.0), float(group.scored))
-        predicted = group.predicted  # 0 or 1 if another prompt rule drew the prompt, before a change of recipe
+        predicted = group.predicted  # may be 0 or 1 if another prompt rule drew the prompt, before a change of recipe
         predicted = None if predicted is None else min(max(predicted, quality.LEAST), 1 - quality.LEAST)
         self.predictor.observe(memory, group.prompt, predicted, hits, group.scored)
         sums = (group.scored, metrics_G.sum(), metrics_G @ metrics_G, over_G.sum(), metrics_G @ over_G)

@@ -222,8 +222,8 @@ class Estimated(IntakeRule):
 
         min(groups, ⌈spare · need / (1 - share)⌉);  share: fraction of groups without variance since the last update
 
-    The number is `groups` if no group had variance yet. `share` is 0 if the prompt rule is not `Selective`. No group is
-    opened while enough groups have passed the first stage.
+    The number is `groups` if no group is ready yet. `share` is 0 if the prompt rule is not `Selective`. No group is opened
+    while `need` groups have passed the first stage and are not ready for a batch yet.
 
     Attributes:
         groups: maximum number of groups in the first stage, at least 1.

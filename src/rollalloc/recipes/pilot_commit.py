@@ -122,9 +122,10 @@ def pilot_commit(
             with the groups that are ready. None: no limit.
         reprobe_every: number of epochs after which a solved prompt is piloted again, at least 1. None: never.
         confidence: confidence of the test that a prompt's success rate is p_solve or more (`surely_at_least`), in (0, 1).
-            With p_solve=0.9 and confidence=0.95, the test needs 29 right rollouts and no wrong rollout. The weight of a
-            rollout halves with every 64 later rollouts of the same prompt. None: the pilots of one visit decide. With two
-            pilots, a prompt with a success rate of 0.5 then counts as solved in a quarter of its visits.
+            With p_solve=0.9 and confidence=0.95, rollouts that are all right pass the test when their weights sum to 29.
+            The weight of a rollout is 1 and halves with every 64 later rollouts of the same prompt. None: the pilots of
+            one visit decide. With two pilots, a prompt with a success rate of 0.5 then counts as solved in a quarter of
+            its visits.
         deviation: the kind of standard deviation, see `grpo`.
 
     Raises:

@@ -54,8 +54,8 @@ def sizes_for(
 
     - Pilot-Commit: a quarter of a group's rollouts are pilots, but at least two. With a single pilot and rewards of 0 and
       1, the mean would never be in the window.
-    - DARTS: `longest` is 1, if neither `longest` nor `shortest` is given.
-    - Stages of growing size: `sizes_S` is (n // 4, n // 2, n), with at least 1 rollout in the first stage.
+    - DARTS: `shortest` + `longest` is n. If neither is given, `longest` is 1, or 0 if n is 1.
+    - Stages of growing size: `sizes_S` is (n // 4, n // 2, n). 0 becomes 1, and a repeated size is left out.
     - PODS: if n counts the trained rollouts, four times as many are generated.
 
     Args:

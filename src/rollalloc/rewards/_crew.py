@@ -98,6 +98,8 @@ def _type(outcome: Unscored) -> str:
 class Crew:
     """Worker processes, and a thread that sends them samples and replaces dead workers.
 
+    An error in the thread ends the crew.
+
     If a sample raises an error or kills its worker, an earlier sample in the same worker may be the cause. The sample is
     then tried again in a fresh worker, and the second outcome counts. Starting a process is expensive, so an error that
     fresh workers raise often (`_TrustedErrors`) is accepted without a second try.

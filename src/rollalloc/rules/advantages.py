@@ -41,7 +41,7 @@ def _standardised(ddof: int) -> Promises:
         std, spread = float(advantages_G.std(ddof=ddof)), float(rewards_G.std(ddof=ddof))
         least = spread / (spread + _MOST_EPS)
         return _centred(rewards_G, advantages_G) | {
-            "their standard deviation is 1, or slightly less because of `eps`": least - 1e-9 < std < 1 + 1e-9
+            "their standard deviation is 1, or less because of `eps`": least - 1e-9 < std < 1 + 1e-9
         }
 
     return promises

@@ -24,7 +24,8 @@ class Fill(IntakeRule):
 class KeepInFlight(IntakeRule):
     """Keep `groups` groups running in the first stage. If enough groups have passed that stage, open none.
 
-    Enough means `view.need` groups, plus one batch if `ahead` is True and the recipe allows staleness.
+    Groups that have passed the stage count if they are not ready for a batch yet. Enough means `view.need` groups, plus
+    one batch if `ahead` is True and the recipe allows staleness.
 
     Attributes:
         groups: number of groups in the first stage, at least 1.

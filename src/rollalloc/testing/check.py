@@ -165,5 +165,7 @@ class _Check:
         expect(10, recipe.quarantine_after is None or bool(found), "too few visits")
         given_up = set(run.allocator.quarantined())
         expect(
-            10, found == given_up, f"prompts {sorted(found ^ given_up)[:5]} are wrongly quarantined, or wrongly drawn"
+            10,
+            found == given_up,
+            f"prompts {sorted(found ^ given_up)[:5]} are wrongly quarantined, or wrongly not quarantined",
         )
