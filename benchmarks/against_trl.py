@@ -38,6 +38,13 @@ of its prompts at 8M) and outside the clock.
   hardly longer than one of 32. Then all four and `line-only` on seeds 200 to 204, seeds outside, in this order, as many
   as the time allows. About ten runs share the GPU, so that only rollouts and tokens are compared; `seconds` is run for
   stock and `line-64` alone, if time is left.
+- 135M with vLLM, planned on 2026-11-27 at 00:20 before any run: `135m-vllm` is `135m`, but both sides set TRL's
+  `use_vllm=True` with the engine in the training process (`vllm_mode="colocate"`), in bfloat16, with CUDA graphs for
+  decoding. Nothing is tuned: each arm has the rate that was best without vLLM. Stock with n = 4, `line-64`, `line` and
+  `foresight` on seeds 200 to 204, seeds outside, in this order, as many as the time allows. The runs are prepared
+  together, and train one at a time, so that each is alone on the GPU and the seconds of all are compared. Beside these,
+  if time is left, without vLLM and in a crowd, to see whether the settings of stock were its best: n = 8, 32 rows in a
+  step, and `adam_beta2=0.95`, each at 2e-5 on seeds 200 to 202.
 - Stock: 64 rows in a step, in groups of 4, 8 and 16. Ours: `recipes.reinforce(groups=32)`, which is 32 rows in a step.
 - Rates, four for each arm at 0.15M: 1.5e-4, 3e-4, 6e-4, 1.2e-3.
   Tuning seed 100. A tuning run ends at the target, or without
@@ -93,13 +100,14 @@ too, so that the processor's seconds are the ones to compare.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
 import resource
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from multiprocessing import get_context
@@ -153,6 +161,8 @@ class Size:
         arms: that are tuned at this size; the stock arms among them compete.
         target: held-out accuracy.
         bf16: whether both sides compute in bfloat16 by autocast, with weights in float32, on a GPU if there is one.
+        vllm: whether both sides generate with vLLM, in the process that trains.
+        chosen: rate of each arm, if nothing is tuned at this size.
     """
 
     about: str
@@ -165,6 +175,8 @@ class Size:
     arms: tuple[str, ...] = ("stock-4", "line", "foresight")
     target: float = 0.85
     bf16: bool = False
+    vllm: bool = False
+    chosen: Mapping[str, float] = field(default_factory=dict[str, float])
 
     @property
     def device(self) -> str:
@@ -202,6 +214,13 @@ SIZES = {
         bf16=True,
     ),
 }
+SIZES["135m-vllm"] = replace(
+    SIZES["135m"],
+    about="SmolLM2-135M, short questions, H100, vLLM",
+    arms=("stock-4", "line-64", "line", "foresight"),
+    vllm=True,
+    chosen={"stock-4": 2e-5, "line-64": 4e-5, "line": 2e-5, "foresight": 1e-5},
+)
 
 
 @dataclass(frozen=True)
@@ -330,8 +349,8 @@ def task_of(size: str, tasks: Path) -> Task:
 
 def files_of(size: str, tasks: Path) -> TaskFiles:
     """The files of a size's task, made in the folder if missing."""
-    if size == "135m":
-        return ladder.prepare(tasks / "ladder", RUNGS[size], device=SIZES[size].device)
+    if size.startswith("135m"):
+        return ladder.prepare(tasks / "ladder", RUNGS["135m"], device=SIZES[size].device)
     task = task_files("skills/late", tasks)
     return replace(task, model=model_8m(tasks)) if size == "8m" else task
 
@@ -478,6 +497,13 @@ def trainer_of(arm: Arm, task: Task, rate: float, seed: int, reward: Reward, wat
     }
     if watch.size.bf16:
         shared |= {"use_cpu": task.policy.model.device.type == "cpu", "bf16": True}
+    if watch.size.vllm:
+        shared |= {
+            "use_vllm": True,
+            "vllm_mode": "colocate",
+            "vllm_max_model_length": 128,
+            "vllm_gpu_memory_utilization": 0.05,
+        }
     args = config(out, **shared | dict(arm.changes))
     model: Any = task.policy.model
     given: dict[str, Any] = {"processing_class": task.policy.tokenizer, "callbacks": [watch]}
@@ -514,18 +540,50 @@ def arm_of(key: Key) -> Arm:
     return {**finals(key.n), **ablations(key.n), **others(key.n), **falls()}[key.arm]
 
 
-def run(key: Key, out: Path, tasks: Path, timed: bool = False) -> None:
-    """Carry out one run and write its file. A timed run ends at the target, as those of the tuning do."""
+def small_engine() -> None:
+    """Let TRL start vLLM in bfloat16, with a cache of 1 GB, and with CUDA graphs, but without compiling.
+
+    TRL passes none of these settings on. With a share of the GPU's memory instead of a size, vLLM measures the memory that
+    is free, and runs that start together disturb each other's measurements.
+    """
+    from trl.generation import vllm_generation
+
+    graphs = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 4, 8, 16, 32, 64]}
+    module: Any = vllm_generation
+    module.LLM = partial(module.LLM, dtype="bfloat16", kv_cache_memory_bytes=1 << 30, compilation_config=graphs)
+
+
+@contextmanager
+def turn(place: Path | None) -> Iterator[None]:
+    """Wait until no other process is in this context with the same file."""
+    if place is None:
+        yield
+        return
+    with place.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def run(key: Key, out: Path, tasks: Path, timed: bool = False, alone: Path | None = None) -> None:
+    """Carry out one run and write its file. A timed run ends at the target, as those of the tuning do.
+
+    Runs with the same file `alone` are prepared together, and train one after the other.
+    """
     one_thread()
     size, reward = SIZES[key.size], Reward()
+    if size.vllm:
+        small_engine()
     task = task_of(key.size, tasks)
     watch = Watch(task, reward, size, timed or key.seed in size.tuning)
     with tempfile.TemporaryDirectory() as folder:
         trainer = trainer_of(arm_of(key), task, key.rate, key.seed, reward, watch, folder)
         watch.trainer = trainer
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        watch.begin()
-        trainer.train()
+        if alone:
+            print(f"{key.name}: prepared", flush=True)
+        with turn(alone):
+            watch.begin()
+            trainer.train()
     found = {
         "key": asdict(key),
         "points": [asdict(point) for point in watch.points],
@@ -657,8 +715,8 @@ def two_best(out: Path, size: str, arm: str) -> list[float]:
 
 def tuned(out: Path, size: str) -> dict[str, float]:
     """The best rate of each tuned arm. Raises ValueError if a run of the tuning is missing."""
-    best: dict[str, float] = {}
-    for arm in SIZES[size].arms:
+    best: dict[str, float] = dict(SIZES[size].chosen)
+    for arm in () if best else SIZES[size].arms:
         scores = rates_of(out, size, arm, SIZES[size].tuning)
         if not scores.keys() >= set(two_best(out, size, arm)):
             raise ValueError(f"{out} lacks runs of {arm} at {size}; first: against_trl.py tune {size} {out}")
@@ -669,6 +727,8 @@ def tuned(out: Path, size: str) -> dict[str, float]:
 def best_stock(out: Path, size: str) -> tuple[str, int]:
     """The name and the n of the stock arm that tuned best, of those that were tuned."""
     best = tuned(out, size)
+    if SIZES[size].chosen:
+        return "stock-4", 4
     scores = {arm: rates_of(out, size, arm, SIZES[size].tuning)[best[arm]] for arm in best if arm.startswith("stock")}
     name = min(scores, key=lambda arm: scores[arm])
     return name, int(name.removeprefix("stock-"))
@@ -939,7 +999,8 @@ def draw(found: Mapping[str, Mapping[str, Any]], to: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    found = {size: one for size, one in found.items() if any(len(arm["seeds"]) > 1 for arm in one["arms"])}
+    several = (size for size, one in found.items() if any(len(arm["seeds"]) > 1 for arm in one["arms"]))
+    found = {size: found[size] for size in several if not SIZES[size].vllm}
     figure, axes = pyplot.subplots(1, len(found), figsize=(5.2 * len(found), 3.6), squeeze=False, sharey=True)
     for axis, (size, one) in zip(axes[0], found.items(), strict=True):
         tuning = one["tuning"]
@@ -1013,6 +1074,8 @@ def main() -> None:
         command.add_argument("--minutes", type=float, default=600.0, help="begin no run after so many")
         command.add_argument("--arms", default="", help="of these arms only, by comma")
         command.add_argument("--n", type=int, default=8, help="of the best stock arm; for `run`")
+        command.add_argument("--timed", action="store_true", help="end at the target; for `run`")
+        command.add_argument("--alone", type=Path, help="file; runs that name it train one at a time; for `run`")
     command = commands.add_parser("report")
     command.add_argument("out", type=Path)
     command.add_argument("docs", type=Path)
@@ -1022,7 +1085,8 @@ def main() -> None:
         report(given.out, given.docs)
         return
     if given.command == "run":
-        run(Key(given.size, given.arm, given.rate, given.seed, given.n), given.out, given.tasks)
+        key = Key(given.size, given.arm, given.rate, given.seed, given.n)
+        run(key, given.out, given.tasks, timed=given.timed, alone=given.alone)
         return
     keys = {
         "tune": lambda: tuning_keys(given.out, given.size),
