@@ -223,7 +223,9 @@ def test_the_other_rows_are_accepted_by_verl_as_well(row: str) -> None:
     assert step.mode == "sync"
     assert config.actor_rollout_ref.model.get("lora_rank", 0) == rank, "the check changes the configuration"
     if rank and find_vllm() is None:
-        assert step.unchecked == f"whether vLLM supports LoRA rank {rank}, because vLLM is not installed here"
+        assert (
+            step.unchecked == f"whether vLLM supports LoRA rank {rank}, because no package named vllm is installed here"
+        )
     else:
         assert step.unchecked == ""
 

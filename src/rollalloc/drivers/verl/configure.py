@@ -80,9 +80,8 @@ def refuse_limits_of_vllm(rollout: Any) -> None:
     # Without chunked prefill, verl raises the token limit to the length of the longest sequence, unless it is set in
     # `engine_kwargs`.
     if not rollout.enable_chunked_prefill and not given.get(keys[0]):
-        tokens = max(
-            tokens, rollout.max_model_len or sequences
-        )  # if max_model_len is unset, vLLM derives it from the model
+        # If max_model_len is unset, vLLM derives it from the model.
+        tokens = max(tokens, rollout.max_model_len or sequences)
     name = "actor_rollout_ref.rollout"
     if tokens < sequences:
         raise ValueError(
@@ -126,14 +125,14 @@ def _conflicts(config: Any, settings: VerlSettings) -> Iterator[tuple[Any, str]]
         ),
     )
     yield (
-        settings.stops and rollout.name not in ENGINES_THAT_STOP,
+        settings.recipe.stopping and rollout.name not in ENGINES_THAT_STOP,
         (
             f"the recipe stops rollouts, so rollout.name must be one of {', '.join(ENGINES_THAT_STOP)}, got "
             f"{rollout.name}; change it, {_OR_NO_STOPS}"
         ),
     )
     yield (
-        settings.stops and rollout.disaggregation.enabled,
+        settings.recipe.stopping and rollout.disaggregation.enabled,
         (
             "rollout.disaggregation moves requests to another server, where the recipe cannot stop them; disable it, "
             f"{_OR_NO_STOPS}"

@@ -9,20 +9,11 @@ from dataclasses import dataclass, field
 from statistics import fmean, pstdev
 from typing import Any
 
-from rollalloc.core.events import Order
+from rollalloc.core.events import Done, Order
 from rollalloc.core.recipe import Stage
 from rollalloc.core.statistics import PromptStatistics
 
 _Stages = defaultdict[int, dict[int, int]]  # for each stage: the prompt of each group
-
-
-@dataclass(frozen=True, slots=True)
-class StageResult:
-    """The values of a scored rollout that enter the table of groups."""
-
-    metric: float
-    tokens: int
-    truncated: bool
 
 
 COLUMNS = ("stage", "prompt", "rollouts", "mean", "deviation", "tokens", "truncated", "became")
@@ -48,7 +39,7 @@ class Step:
     # Groups that entered in an earlier step and are still running.
     _undecided: _Stages = field(default_factory=lambda: defaultdict(dict))
     _rollouts: Counter[int] = field(default_factory=Counter)
-    _scored: dict[tuple[int, int], list[StageResult]] = field(default_factory=lambda: defaultdict(list))
+    _scored: dict[tuple[int, int], list[Done]] = field(default_factory=lambda: defaultdict(list))
 
     def order(self, orders: Iterable[Order]) -> None:
         """Count orders that start together. They are one round."""
@@ -57,7 +48,7 @@ class Step:
             self._entered[order.stage][order.group] = order.prompt  # counted once, even if the order comes in parts
             self._rollouts[order.stage] += len(order.rollouts)
 
-    def see(self, at: int, group: int, rollout: StageResult) -> None:
+    def see(self, at: int, group: int, rollout: Done) -> None:
         """Record a scored rollout of a group in stage `at`."""
         self._scored[at, group].append(rollout)
 

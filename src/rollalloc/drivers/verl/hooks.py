@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from importlib.abc import Loader, MetaPathFinder
+from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
@@ -32,19 +32,11 @@ class _Watcher(MetaPathFinder):
         sys.meta_path.remove(self)
         spec = PathFinder.find_spec(fullname, path)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Then(spec.loader, self._run)
+            execute = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                self._run(module)
+
+            spec.loader.exec_module = exec_module
         return spec
-
-
-class _Then(Loader):
-    """A loader that loads a module with another loader, and then calls a function."""
-
-    def __init__(self, loader: Loader, run: Callable[[ModuleType], None]) -> None:
-        self._loader, self._run = loader, run
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        self._loader.exec_module(module)
-        self._run(module)

@@ -7,7 +7,6 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -51,14 +50,6 @@ def _absolute(path: Any, written: bool) -> Any:
     return str(Path(path).absolute()) if written or Path(path).exists() else path
 
 
-@dataclass(frozen=True)
-class _Data:
-    """A data file: the names of its columns, and the names of the fields in each column of dictionaries."""
-
-    columns: tuple[str, ...]
-    fields: dict[str, tuple[str, ...]]
-
-
 def missing_or_wrong(config: Any) -> Iterator[str]:
     """Problems with the files of a configuration: missing files, missing or reserved columns, a missing reward function.
 
@@ -88,22 +79,25 @@ def _check_data(config: Any, key: str, path: str, allowed: frozenset[str]) -> No
         raise ValueError(f"{key}: there is no file {path} (relative paths start at {Path.cwd()})")
     if OmegaConf.select(config, "data.custom_cls.path"):
         return  # a custom data set class may need other columns
-    data = _data(file)
+    columns = _columns_of(file)
     prompt = OmegaConf.select(config, "data.prompt_key") or "prompt"
     needed: dict[str, str | None] = {prompt: None}
     # verl's own reward managers need these columns. A custom one may need others.
     if OmegaConf.select(config, "reward.reward_manager.source") == "register":
         needed |= {"data_source": None, "reward_model": "ground_truth"}
     for column, field in needed.items():
-        if column not in data.columns:
-            raise ValueError(f"{key}: {path} has no column {column!r}; its columns are {', '.join(data.columns)}")
-        if field and field not in data.fields.get(column, ()):
+        if column not in columns:
+            raise ValueError(f"{key}: {path} has no column {column!r}; its columns are {', '.join(columns)}")
+        if field and field not in columns[column]:
             raise ValueError(f"{key}: the column {column} of {path} must hold dictionaries with the field {field!r}")
-    refuse_columns(data.columns, data.fields.get("extra_info"), f"{key}: {path}", allowed)
+    refuse_columns(columns, columns.get("extra_info"), f"{key}: {path}", allowed)
 
 
-def _data(file: Path) -> _Data:
-    """The columns of a file, from its parquet schema or its first JSON row. Raise a ValueError if it has neither."""
+def _columns_of(file: Path) -> dict[str, tuple[str, ...]]:
+    """The columns of a file, from its parquet schema or its first JSON row. Raise a ValueError if it has neither.
+
+    For each column, the names of the fields of its dictionaries are given; none if the column has other values.
+    """
     if file.suffix == ".parquet":
         from pyarrow import ArrowException, types
         from pyarrow.parquet import read_schema
@@ -112,8 +106,9 @@ def _data(file: Path) -> _Data:
             schema = read_schema(file)
         except ArrowException as error:
             raise ValueError(f"{file} cannot be read as parquet: {error}") from error
-        structs = [field for field in schema if types.is_struct(field.type)]
-        return _Data(tuple(schema.names), {field.name: tuple(sub.name for sub in field.type) for field in structs})
+        return {
+            field.name: tuple(sub.name for sub in field.type) if types.is_struct(field.type) else () for field in schema
+        }
     if file.suffix not in (".json", ".jsonl"):
         raise ValueError(f"verl reads .parquet, .json and .jsonl files, not {file}")
     with file.open(encoding="utf-8") as lines:
@@ -124,7 +119,7 @@ def _data(file: Path) -> _Data:
         raise ValueError(f"{file}: the first line must be a JSON object, but is not JSON: {error}") from error
     if not isinstance(row, dict):
         raise ValueError(f"{file}: the first line must be a JSON object, got {type(row).__name__}")
-    return _Data(tuple(row), {name: tuple(value) for name, value in row.items() if isinstance(value, dict)})
+    return {name: tuple(value) if isinstance(value, dict) else () for name, value in row.items()}
 
 
 def _check_reward(path: str, name: Any) -> None:

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rollalloc.core.allocator import Allocator, NoProgress
-from rollalloc.core.events import Actions, Batch, Cancelled, Offered, Order, Row, Updated
+from rollalloc.core.events import Actions, Batch, Cancelled, Done, Offered, Order, Row, Updated
 from rollalloc.core.packing import exact_keys
-from rollalloc.drivers.verl.figures import StageResult, Step
-from rollalloc.generate.outcomes import RolloutResult, mostly_unscored, no_scores, tell
+from rollalloc.drivers.verl.figures import Step
+from rollalloc.generate.outcomes import RolloutResult, event_of, mostly_unscored, no_scores, tell
 from rollalloc.rewards.function import Scored, Unscored
 from rollalloc.runs.metrics import away, of_batch, prediction, scalars, totals
 
@@ -349,11 +349,13 @@ class Rounds:
             self._stop(set(actions.cancel))
 
     def _submit(self, orders: Sequence[Order], again: str = "") -> None:
-        submissions = [_submission(order, again) for order in orders]
+        submissions: list[Submission] = []
         for order in orders:
             self._begun.setdefault(order.group, self.allocator.version)
-        for submission in submissions:
-            self._running |= {(submission.uid, at): rollout for at, rollout in enumerate(submission.rollouts)}
+            # An order may come in parts. The id of the first rollout makes the uid of each part unique.
+            uid = f"g{order.group}s{order.stage}r{order.rollouts[0]}{again}"
+            submissions.append(Submission(uid, order.prompt, order.rollouts))
+            self._running |= {(uid, at): rollout for at, rollout in enumerate(order.rollouts)}
         if submissions:
             self.crew.submit(submissions)
 
@@ -379,10 +381,10 @@ class Rounds:
                 continue
             self._stopped.discard(rollout)
             self._keys[rollout] = outcome.keys
-            if outcome.reward is not None:
-                ended = StageResult(outcome.metric, outcome.tokens, outcome.truncated)
-                self._step.see(_stage_of(outcome.uid), _group_of(outcome.uid), ended)
-            tell(self.allocator, [self._result(rollout, outcome)])
+            result = self._result(rollout, outcome)
+            if isinstance(done := event_of(result), Done):
+                self._step.see(_stage_of(outcome.uid), _group_of(outcome.uid), done)
+            tell(self.allocator, [result])
 
     def _result(self, rollout: int, outcome: SessionOutcome) -> RolloutResult:
         if outcome.reward is None and not outcome.cancelled:
@@ -490,12 +492,6 @@ def _again(key: str, replays: int) -> str:
     return f"{uid.partition('x')[0]}x{replays}_{session}_{row}"
 
 
-def _submission(order: Order, again: str) -> Submission:
-    # An order may come in parts. The id of the first rollout makes the uid of each part unique.
-    uid = f"g{order.group}s{order.stage}r{order.rollouts[0]}{again}"
-    return Submission(uid, order.prompt, order.rollouts)
-
-
 def _stage_of(uid: str) -> int:
     """The stage of a submission, from its uid."""
     return int(uid[uid.index("s") + 1 : uid.index("r")])
@@ -504,6 +500,3 @@ def _stage_of(uid: str) -> int:
 def _group_of(uid: str) -> int:
     """The group of a submission, from its uid or the key of one of its rows."""
     return int(uid[1 : uid.index("s")])
-
-
-__all__ = ["Crew", "Finished", "Loader", "Rounds", "Session", "SessionOutcome", "Submission", "TrainingRows"]

@@ -94,11 +94,6 @@ class VerlSettings:
         plain = recipe.advantage == grpo(1, 1).advantage and recipe.over_batch is None
         return not plain or recipe.replay is not None
 
-    @property
-    def stops(self) -> bool:
-        """Whether the recipe may stop rollouts before they end."""
-        return bool(self.recipe.stopping)
-
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)

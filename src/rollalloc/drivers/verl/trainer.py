@@ -183,7 +183,7 @@ class RecipeTrainer(PPOTrainer):
         tags = tq.kv_list(_PARTITION)[_PARTITION]
         metrics: dict[str, Any] = self.rounds.metrics(rows.batch)
         show_groups(self.logger, self.rounds.groups_table(), self.global_steps)
-        if self.settings.stops and not self.overlaps:
+        if self.settings.recipe.stopping and not self.overlaps:
             metrics["rollalloc/requests_left"] = self._requests_left()
         return KVBatchMeta(partition_id=_PARTITION, keys=keys, tags=[tags[key] for key in keys]), metrics
 

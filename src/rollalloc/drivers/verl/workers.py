@@ -54,9 +54,7 @@ class ToolLoop(ToolAgentLoop):
     async def _handle_processing_tools_state(self, agent_data: Any) -> AgentState:
         state = await super()._handle_processing_tools_state(agent_data)
         if state is AgentState.TERMINATED and (live := LIVE.get()) is not None:
-            live.truncated = (
-                True  # verl ended the session because the tool's answer does not fit; its row does not say so
-            )
+            live.truncated = True  # verl ended the session: the tool's answer does not fit, and its row does not say so
         return state
 
     async def _call_tool(self, tool_call: Any, *args: Any) -> tuple[ToolResponse, float, dict[str, Any]]:
@@ -79,7 +77,7 @@ class Worker(AgentLoopWorkerTQ.__ray_actor_class__):  # pyright: ignore
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         AgentLoopWorker.__init__(
             self, *args, **kwargs
-        )  # not `super()`: the base class is a Ray actor, where it would fail
+        )  # not `super()`, which would fail: the base class is a Ray actor
         tq.init()
         self.background_tasks: set[asyncio.Task[None]] = set()
         section = self.config.trainer.v1.rollalloc
@@ -151,9 +149,8 @@ class Worker(AgentLoopWorkerTQ.__ray_actor_class__):  # pyright: ignore
                 await self._run_agent_loop(sampling_params, session_id=index, **options, **prompt)
         except SessionStopped:
             cancelled = True
-        except (
-            BaseException
-        ) as error:  # also SystemExit, for example; without an outcome, the trainer would wait forever
+        except BaseException as error:
+            # Also SystemExit, for example: without an outcome, the trainer would wait forever.
             late = live.clock is not None and live.clock.expired()
             cancelled = late and live.stopped
             reason = f"a tool took more than {live.patience} s" if late else error_text(error, _REASON)
