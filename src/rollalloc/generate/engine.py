@@ -177,35 +177,24 @@ class LocalEngine(RolloutEngine):
 
     def _finish(self, ended: Sequence[Generation], outcomes: Sequence[Outcome]) -> list[RolloutResult]:
         """Log rollouts, keep those that have a score, and return their results for `poll`."""
-        self._write(ended, outcomes)
         results: list[RolloutResult] = []
         for generation, outcome in zip(ended, outcomes, strict=True):
-            spans = generation.spans or ((self._version, 0),)
+            order, versions = self._order_of.pop(generation.rollout), generation.spans or ((self._version, 0),)
             result = RolloutResult(
                 rollout=generation.rollout,
                 outcome=outcome,
                 tokens=len(generation.tokens),
-                version=spans[0][0],
-                last_version=spans[-1][0],
+                version=versions[0][0],
+                last_version=versions[-1][0],
                 truncated=generation.truncated,
                 cancelled=generation.cancelled,
                 uncertainty=uncertainty_of(generation.logprobs),
             )
+            if self._log.wanted:
+                key, text = self.prompts.prompt_set.keys[order.prompt], self.policy.text(generation.tokens)
+                self._log.add(result, order, key, text, versions)
             if result.is_scored:
                 self.generations[generation.rollout] = generation
             results.append(result)
-        for generation in ended:
-            self._order_of.pop(generation.rollout, None)
-        return results
-
-    def _write(self, ended: Sequence[Generation], outcomes: Sequence[Outcome]) -> None:
-        if not self._log.wanted:
-            return
-        for generation, outcome in zip(ended, outcomes, strict=True):
-            order, versions = self._order_of[generation.rollout], generation.spans or ((self._version, 0),)
-            key, text = self.prompts.prompt_set.keys[order.prompt], self.policy.text(generation.tokens)
-            figures = {"tokens": len(generation.tokens), "truncated": generation.truncated}
-            self._log.add(
-                generation.rollout, order, key, versions[0][0], outcome, **figures, text=text, versions=versions
-            )
         self._log.flush()
+        return results

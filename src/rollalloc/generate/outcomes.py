@@ -213,35 +213,26 @@ class RolloutLog:
         return self._path is not None
 
     def add(
-        self,
-        rollout: int,
-        order: Order,
-        key: str,
-        version: int,
-        outcome: Outcome,
-        *,
-        tokens: int | None,
-        truncated: bool,
-        text: str,
-        versions: Sequence[tuple[int, int]] = (),
+        self, result: RolloutResult, order: Order, key: str, text: str, versions: Sequence[tuple[int, int]] = ()
     ) -> None:
-        """Add a rollout. Call `flush` to write it.
+        """Add a rollout of the prompt with this key. Call `flush` to write it.
 
         `versions` are its (version, tokens) spans, if weights changed while it ran.
         """
+        outcome = result.outcome
         scored, reason = (outcome, None) if isinstance(outcome, Scored) else (None, outcome.reason)
         line = {
-            "rollout": rollout,
+            "rollout": result.rollout,
             "prompt": order.prompt,
             "key": key,
             "group": order.group,
             "stage": order.stage,
-            "version": version,
+            "version": result.version,
             **({"versions": versions} if len(versions) > 1 else {}),
             "reward": scored and scored.reward,
             "metric": scored and scored.metric,
-            "tokens": tokens,
-            "truncated": truncated,
+            "tokens": result.tokens,
+            "truncated": result.truncated,
             "unscored": reason,
             "text": text,
         }

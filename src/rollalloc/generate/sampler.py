@@ -117,8 +117,8 @@ def generate(
     Returns:
         One generation per rollout, in the order of the requests.
     """
-    with evaluating(model):  # set once here, because `stream` would set the mode in each step, which costs time
-        ended = _waves(model, requests, sampling, nullcontext, eos_ids=eos_ids, pad_id=pad_id, seed=seed)
+    with evaluating(model):  # set once here, because setting the mode in each step costs time
+        ended = stream(model, requests, sampling, eos_ids=eos_ids, pad_id=pad_id, seed=seed, mode=nullcontext)
         done = {generation.rollout: generation for generations in ended for generation in generations}
     return [done[rollout] for request in requests for rollout in request.rollouts]
 
@@ -131,6 +131,7 @@ def stream(
     eos_ids: Sequence[int],
     pad_id: int,
     seed: int,
+    mode: Callable[[], AbstractContextManager[None]] | None = None,
 ) -> Generator[list[Generation], Iterable[int] | None]:
     """Sample every requested rollout. After each decoding step in which rollouts ended, yield these rollouts.
 
@@ -147,6 +148,7 @@ def stream(
         eos_ids: tokens that end a rollout, in addition to `sampling.stop_ids`; each in the vocabulary.
         pad_id: any id in the vocabulary, because padding is masked.
         seed: seed of the run.
+        mode: returns the context in which the model runs in each step. None: eval mode without gradients.
 
     Raises:
         ValueError: a rollout is requested twice, a rollout to stop was not requested, a prompt is empty, an EOS id is
@@ -154,21 +156,7 @@ def stream(
         FloatingPointError: the model's logits contain NaN or +inf.
         torch.cuda.OutOfMemoryError: the memory is too small for a single rollout.
     """
-    mode = partial(evaluating, model)
-    return (yield from _waves(model, requests, sampling, mode, eos_ids=eos_ids, pad_id=pad_id, seed=seed))
-
-
-def _waves(
-    model: PreTrainedModel,
-    requests: Sequence[Request],
-    sampling: Sampling,
-    mode: Callable[[], AbstractContextManager[None]],
-    *,
-    eos_ids: Sequence[int],
-    pad_id: int,
-    seed: int,
-) -> Generator[list[Generation], Iterable[int] | None]:
-    """The code of `stream`. `mode()` returns the context manager in which the model runs, such as inference mode."""
+    mode = mode or partial(evaluating, model)
     # Prompts of similar length share a wave, so that the prefill contains little padding.
     by_length = sorted(requests, key=lambda request: len(request.tokens))
     request_R = np.repeat(np.arange(len(requests)), [len(request.rollouts) for request in by_length])

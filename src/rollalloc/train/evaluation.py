@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from math import sqrt
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -135,7 +135,14 @@ def evaluate(
     """
     if heldout.answers is not None:
         return _exact(policy, heldout.prompts, heldout.answers, sampling.temperature, precision)
-    return _sampled(policy, heldout.prompts, score, sampling, samples, int(rng(seed, "evaluation").integers(2**31)))
+    requests = [
+        Request(prompt, tokens, tuple(range(prompt * samples, (prompt + 1) * samples)))
+        for prompt, tokens in enumerate(heldout.prompts.tokens)
+    ]
+    seed = int(rng(seed, "evaluation").integers(2**31))
+    generations = generate(policy.model, requests, sampling, eos_ids=policy.eos_ids, pad_id=policy.pad_id, seed=seed)
+    with_prompt = [(generation.rollout // samples, generation) for generation in generations]
+    return judged(generations, score(heldout.prompts, with_prompt), samples)
 
 
 def _exact(
@@ -151,19 +158,6 @@ def _exact(
     pass_at_k = float((1 - (1 - p_N) ** EXACT_K).mean())
     breadth = Breadth(EXACT_K, pass_at_k, None, None, None, float(entropy_N.mean()), None)
     return Evaluation(float(p_N.mean()), 0.0, breadth=breadth)
-
-
-def _sampled(
-    policy: Policy, prompts: EncodedPrompts, score: Score, sampling: Sampling, samples: int, seed: int
-) -> Evaluation:
-    """Sample, score, and average over prompts."""
-    requests = [
-        Request(prompt, tokens, tuple(range(prompt * samples, (prompt + 1) * samples)))
-        for prompt, tokens in enumerate(prompts.tokens)
-    ]
-    generations = generate(policy.model, requests, sampling, eos_ids=policy.eos_ids, pad_id=policy.pad_id, seed=seed)
-    with_prompt = [(generation.rollout // samples, generation) for generation in generations]
-    return judged(generations, score(prompts, with_prompt), samples)
 
 
 def judged(generations: Sequence[Generation], outcomes: Sequence[Outcome], samples: int) -> Evaluation:
@@ -195,17 +189,8 @@ def judged(generations: Sequence[Generation], outcomes: Sequence[Outcome], sampl
     )
 
 
-class PassAtK(NamedTuple):
-    """Success and diversity of several attempts at each prompt; see `Breadth`."""
-
-    pass_at_k: float
-    full_marks: float
-    distinct_right: float
-    right_pairs_differ: float | None
-
-
-def pass_at_k(answers_NE: NDArray[np.int64], metrics_NE: NDArray[np.float64]) -> PassAtK:
-    """Success and diversity of E attempts at each of N prompts. An answer is right if its metric is 1.
+def pass_at_k(answers_NE: NDArray[np.int64], metrics_NE: NDArray[np.float64]) -> dict[str, float | None]:
+    """Success and diversity of E attempts at each of N prompts, by the names of `Breadth`. Right answers have the metric 1.
 
     Equal answers have equal numbers in `answers_NE`. The metric of an attempt without a score is NaN. Each prompt has at
     least one score.
@@ -214,12 +199,12 @@ def pass_at_k(answers_NE: NDArray[np.int64], metrics_NE: NDArray[np.float64]) ->
     right = [row_E[right_E] for row_E, right_E in zip(answers_NE, right_NE, strict=True)]
     times = [np.unique(row_R, return_counts=True)[1] for row_R in right]
     differ = [1 - float(n @ (n - 1)) / (n.sum() * (n.sum() - 1)) for n in times if n.sum() > 1]
-    return PassAtK(
-        float(np.nanmax(metrics_NE, axis=1).mean()),
-        float(np.nanmean(np.where(np.isnan(metrics_NE), np.nan, right_NE), axis=1).mean()),
-        float(np.mean([len(n) for n in times])),
-        float(np.mean(differ)) if differ else None,
-    )
+    return {
+        "pass_at_k": float(np.nanmax(metrics_NE, axis=1).mean()),
+        "full_marks": float(np.nanmean(np.where(np.isnan(metrics_NE), np.nan, right_NE), axis=1).mean()),
+        "distinct_right": float(np.mean([len(n) for n in times])),
+        "right_pairs_differ": float(np.mean(differ)) if differ else None,
+    }
 
 
 def _breadth(
@@ -232,7 +217,7 @@ def _breadth(
     tokens = sum(lengths)
     return Breadth(
         k=samples,
-        **pass_at_k(answers_NE, metrics_NE)._asdict(),
+        **pass_at_k(answers_NE, metrics_NE),  # pyright: ignore[reportArgumentType]
         entropy=float(sum(-generation.logprobs.sum(dtype=np.float64) for generation in generations)) / tokens
         if tokens
         else None,

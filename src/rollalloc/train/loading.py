@@ -178,9 +178,7 @@ def one_thread() -> None:
 
 def scorer_of(config: Config) -> Scorer:
     """The scorer of a run. It uses worker processes, unless `reward_workers` is 0."""
-    scorer: Scorer = InlineScorer(
-        loaded_reward(config.reward)
-    )  # load the reward now, so that a wrong path is found early
+    scorer: Scorer = InlineScorer(loaded_reward(config.reward))  # loaded now, so that a wrong path is found early
     if config.reward_workers > 0:
         scorer = WorkerScorer(config.reward, config.reward_workers, config.reward_limit_s)
     if config.overlong_buffer is None:

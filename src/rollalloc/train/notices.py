@@ -87,7 +87,16 @@ class Notices:
 
     def _cut_off(self, which: str) -> None:
         most = self._config.sampling.max_new_tokens
-        self._say("cut off", _of_one_token() if most == 1 else _of_cut_off(which, most))
+        text = (
+            f"{which} were cut off at {most:,} tokens, end of sequence included, and may not have reached their "
+            "answer: try a higher --max-new-tokens"
+        )
+        if most == 1:
+            text = (
+                "--max-new-tokens 1: each rollout is a single token. If this is the end of sequence, the answer is empty; "
+                "otherwise the answer is cut off. If answers are longer than one token, set a larger value"
+            )
+        self._say("cut off", text)
 
     def _look_at_time(self) -> None:
         if "slow" in self._said or not self._config.notices:
@@ -154,20 +163,6 @@ def _of_constant(metric: float, samples: int) -> str:
     return (
         f"check the reward function: all {samples:,} held-out samples scored {metric:g} before any training. Try it on an "
         "answer that you know to be wrong. If it is sound, these prompts have nothing left to teach"
-    )
-
-
-def _of_cut_off(which: str, most: int) -> str:
-    return (
-        f"{which} were cut off at {most:,} tokens, end of sequence included, and may not have reached their "
-        "answer: try a higher --max-new-tokens"
-    )
-
-
-def _of_one_token() -> str:
-    return (
-        "--max-new-tokens 1: each rollout is a single token. If this is the end of sequence, the answer is empty; otherwise "
-        "the answer is cut off. If answers are longer than one token, set a larger value"
     )
 
 

@@ -268,9 +268,13 @@ class Updater:
         counts = sent(np.array([1, *tokens], np.float64), self.policy.model.device)
         self.optimizer.zero_grad(set_to_none=False)
         figures = torch.zeros_like(counts)
-        self._weigh(examples)
+        config = self.config
+        for example, share in zip(
+            examples, shares(lengths_B, config.loss.aggregation, config.sampling.max_new_tokens).tolist(), strict=True
+        ):
+            example.share = share
         needed = [example for example in examples if example.row.advantage or self.reference is not None]
-        for part in passes(needed, self.config.tokens_per_forward):
+        for part in passes(needed, config.tokens_per_forward):
             loss, sums = self._loss(part)
             loss.backward()
             figures += (
@@ -278,13 +282,6 @@ class Updater:
             )
             self._pass_ended()
         return names, figures
-
-    def _weigh(self, examples: Sequence[Example]) -> None:
-        """Set the weight of each row in the loss of its mini-batch."""
-        config, lengths_B = self.config, torch.tensor([len(example.tokens) for example in examples])
-        of_rows = shares(lengths_B, config.loss.aggregation, config.sampling.max_new_tokens)
-        for example, share in zip(examples, of_rows.tolist(), strict=True):
-            example.share = share
 
     def _loss(self, examples: Sequence[Example]) -> tuple[Tensor, dict[str, Tensor]]:
         """What these rows add to the loss of their mini-batch, and figures summed over their tokens."""

@@ -216,22 +216,20 @@ class RemoteEngine(RolloutEngine):
     def _results(self, played: Sequence[EndedRollout], order: Order, version: int) -> list[RolloutResult]:
         results: list[RolloutResult] = []
         for trajectory, outcome, text, _ in played:
-            rollout, tokens, truncated = trajectory.rollout, trajectory.length, trajectory.truncated
+            rollout = trajectory.rollout
             is_stopped = rollout in self._stopped
-            outcome = Unscored("stopped") if is_stopped else outcome
-            if self._log.wanted:
-                key = self.episodes.keys[order.prompt]
-                self._log.add(rollout, order, key, version, outcome, tokens=tokens, truncated=truncated, text=text)
             result = RolloutResult(
                 rollout=rollout,
-                outcome=outcome,
-                tokens=tokens,
+                outcome=Unscored("stopped") if is_stopped else outcome,
+                tokens=trajectory.length,
                 version=version,
-                truncated=truncated,
+                truncated=trajectory.truncated,
                 cancelled=is_stopped,
                 uncertainty=uncertainty_of(trajectory.logprobs),
             )
             results.append(result)
+            if self._log.wanted:
+                self._log.add(result, order, self.episodes.keys[order.prompt], text)
             self._stopped.discard(rollout)
             if result.is_scored:
                 self.generations[rollout] = trajectory

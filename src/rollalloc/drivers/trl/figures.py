@@ -81,9 +81,9 @@ def evaluated_figures(
     all_here = len(completions) == len(metrics)
     answers = [hash(tuple(ids)) for ids in completions] if all_here else [0] * len(metrics)
     found = pass_at_k(np.array(answers).reshape(-1, each)[scored_N], metrics_NE[scored_N])
-    differences = {"distinct_right": found.distinct_right, "right_pairs_differ": found.right_pairs_differ}
-    breadth = {"pass_at_k": found.pass_at_k, "full_marks": found.full_marks} | (differences if all_here else {})
-    return scalars({"breadth": breadth})
+    if not all_here:
+        del found["distinct_right"], found["right_pairs_differ"]
+    return scalars({"breadth": found})
 
 
 def running_totals(allocation: Allocation) -> Figures:

@@ -103,9 +103,8 @@ class LocalBackend:
 
     def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
         here = weights_of(self._model)
-        if any(
-            here[name] is not tensor for name, tensor in weights.items()
-        ):  # without this condition, the model would copy its own tensors onto themselves
+        # Without this condition, the model would copy its own tensors onto themselves.
+        if any(here[name] is not tensor for name, tensor in weights.items()):
             load_weights(self._model, weights)
         self._version = version
         if self._repeatable:

@@ -93,12 +93,12 @@ class ProcessBackend:
     def submit(self, rows: Sequence[RunningRow]) -> None:
         self._decoding.refuse_unfit(rows, self._rows)
         self._rows |= {row.rollout: row for row in rows}
-        self._send("submit", list(rows))
+        self._told.say(("submit", list(rows)))
 
     def cancel(self, rollouts: Sequence[int]) -> None:
         running = [rollout for rollout in rollouts if rollout in self._rows]
         self._cancelled.update(running)
-        self._send("cancel", running)
+        self._told.say(("cancel", running))
 
     def poll(self, wait_s: float) -> list[Generation]:
         ended: list[Generation] = []
@@ -121,7 +121,7 @@ class ProcessBackend:
         self._weights.put(weights)
         self._version = version
         self._heard.copied = False
-        self._send("load_weights", version)
+        self._told.say(("load_weights", version))
 
     def paces(self) -> Sequence[tuple[int, float]]:
         paces, self._paces = self._paces, []
@@ -155,9 +155,6 @@ class ProcessBackend:
         self._told = _Told(self._spawned.connection)
         self._silence.begin()
         self._told.say((self._blueprint, self._device))
-
-    def _send(self, what: str, with_it: Any) -> None:
-        self._told.say((what, with_it))
 
     def _take(self, said: Any) -> list[Generation]:
         if said is _GONE:
@@ -195,7 +192,7 @@ class ProcessBackend:
         for rollout in self._cancelled:
             del self._rows[rollout]
         self._cancelled.clear()
-        self._send("submit", list(self._rows.values()))
+        self._told.say(("submit", list(self._rows.values())))
         return lost
 
 

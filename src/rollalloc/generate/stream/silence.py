@@ -12,9 +12,7 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 1.0  # maximum seconds between two checks
 _SAID_S = 10.0  # seconds of silence before the first warning; each later warning waits twice as long
-_BEGINS_S = (
-    120.0  # minimum limit for a process that has given no sign yet, because it imports modules and builds its model
-)
+_BEGINS_S = 120.0  # minimum limit before the first sign, because the process imports modules and builds its model
 
 
 class Silence:
