@@ -114,7 +114,7 @@ class Allocator:
         run, on_done = self._run, lifecycle.on_done
         for number, event in enumerate(events):
             try:
-                if type(event) is Done:
+                if isinstance(event, Done):
                     on_done(run, event)
                 else:
                     self._on_other(event)
@@ -123,8 +123,6 @@ class Allocator:
 
     def _on_other(self, event: Event) -> None:
         match event:
-            case Done():
-                lifecycle.on_done(self._run, event)
             case Failed() | Cancelled():
                 lifecycle.on_lost(self._run, event)
             case Updated():

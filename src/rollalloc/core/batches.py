@@ -52,7 +52,7 @@ def make_batch(run: Run, short_because: str | None) -> Batch | None:
     rows += replays
     if recipe.max_staleness == 0:
         discard_waiting(run)
-    run.budgets.next_batch()
+    run.budgets.batch_opened = 0
     run.barren = 0  # with the new weights, the same prompts may give groups to train on
     run.teaching.look()
     run.pool.look()

@@ -45,10 +45,6 @@ class BudgetTracker:
         self.owed -= rollouts
         self.paid += rollouts
 
-    def next_batch(self) -> None:
-        """Start the counts of the next batch."""
-        self.batch_opened = 0
-
     def room(self) -> int | None:
         """Number of rollouts that the budget still allows, at least 0; None without a limit."""
         left = self._left()

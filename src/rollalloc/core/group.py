@@ -92,11 +92,6 @@ class Group:
             return ((len(self.spans) - 1, tuple(rollouts)),)
         return [(stage, tuple(ids)) for stage, ids in groupby(rollouts, self.stage_of)]
 
-    def cut(self, tokens: int) -> None:
-        """Record the length of a cancelled rollout if it had generated tokens."""
-        if tokens:
-            self.stopped.append(tokens)
-
     @property
     def lengths(self) -> list[int]:
         """Tokens of each rollout that ended. For a stopped rollout this is a lower bound of its full length."""

@@ -74,8 +74,8 @@ def on_lost(run: Run, event: Failed | Cancelled) -> None:
         return
     if failed:
         group.failed += 1
-    else:
-        group.cut(index(event.tokens))
+    elif event.tokens:
+        group.stopped.append(index(event.tokens))
     judge(run, group)
 
 
@@ -195,7 +195,11 @@ def _end(run: Run, rollout: int, tokens: int) -> Group | None:
         del group.running[rollout]
         group.tokens += tokens
     elif rollout not in flight.stopped:
-        raise EventError(_unknown(run, rollout))
+        known = 0 <= rollout < run.next_rollout
+        why = "already had its terminal event, or was not handed out" if known else "was never ordered"
+        raise EventError(
+            f"rollout {rollout!r}: {why}; tell exactly one of Done, Failed and Cancelled for each rollout of an Order"
+        )
     run.budgets.tokens += tokens
     return group
 
@@ -205,8 +209,8 @@ def _end_stopped(run: Run, event: Done | Failed | Cancelled) -> None:
     group = run.flight.stopped.pop(event.rollout)
     group.awaited -= 1
     tokens = index(event.tokens)
-    if not isinstance(event, Failed):
-        group.cut(tokens)
+    if tokens and not isinstance(event, Failed):
+        group.stopped.append(tokens)
     if group.prompt != GONE:
         run.statistics.pay(group.prompt, tokens)
         _inform_sizes(run, group)
@@ -219,12 +223,6 @@ def _inform_sizes(run: Run, group: Group) -> None:
     if group.phase in OVER and not group.awaited:
         for at, stage in enumerate(run.recipe.stages):
             stage.size.observe(run.size_memory[str(at)], group.view)
-
-
-def _unknown(run: Run, rollout: int) -> str:
-    known = 0 <= rollout < run.next_rollout
-    why = "already had its terminal event, or was not handed out" if known else "was never ordered"
-    return f"rollout {rollout!r}: {why}; tell exactly one of Done, Failed and Cancelled for each rollout of an Order"
 
 
 def whole(number: int, name: str) -> int:

@@ -124,15 +124,15 @@ class Run:
         """Whether no rollout is running, all decided rollouts have been ordered, and the driver owes no event."""
         return not (self.flight.owner or self.flight.stopped or self.budgets.owed or self.batch)
 
-    def fresh(self, groups: Iterable[Group], updates: int = 0) -> list[Group]:
-        """The groups that are not too old, sorted by id. Each given group must have a scored rollout."""
+    def fresh(self, groups: Iterable[Group], updates: int) -> list[Group]:
+        """The groups that are not too old after this many updates, sorted by id. Each must have a scored rollout."""
         oldest = self.version + updates - self.recipe.max_staleness
         return sorted([group for group in groups if group.first_version >= oldest], key=_id)  # pyright: ignore
 
-    def stale(self, group: Group, updates: int = 0) -> bool:
-        """Whether the group is too old to train on, or will be after this many more updates."""
+    def stale(self, group: Group) -> bool:
+        """Whether the group is too old to train on."""
         first = group.first_version
-        return first is not None and self.version + updates - first > self.recipe.max_staleness
+        return first is not None and self.version - first > self.recipe.max_staleness
 
 
 _id = attrgetter("id")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -24,14 +24,12 @@ DECODING = "rollalloc_decoding"  # transformers' name for this implementation
 _SPECIAL = ("position_bias", "softcap", "cache", "s_aux", "output_attentions")
 
 
-@contextmanager
-def decoding_attention(model: PreTrainedModel) -> Iterator[None]:
+def decoding_attention(model: PreTrainedModel) -> AbstractContextManager[None]:
     """A context in which a model decodes by two matrix products. It changes only models with `sdpa` attention on a CPU.
 
     With one thread nothing changes, because fused attention is as fast there.
     """
-    with attention_by_products(model) if torch.get_num_threads() > 1 else nullcontext():
-        yield
+    return attention_by_products(model) if torch.get_num_threads() > 1 else nullcontext()
 
 
 @contextmanager

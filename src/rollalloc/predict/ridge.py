@@ -61,13 +61,6 @@ def design(rows_KD: Rows, centre_D: Rows, scale_D: Rows) -> Rows:
     return phi_KF
 
 
-def penalties(ridge: float, size: int) -> Floats:
-    """λ of each parameter, shape (F,): `ridge`, except 0.01 for the bias, which is the last parameter."""
-    ridge_F = np.full(size, ridge)
-    ridge_F[-1] = _BIAS_RIDGE
-    return ridge_F
-
-
 def fit(
     phi_KF: Floats, hits_K: Floats, count_K: Floats, weight_K: Floats, offset_K: Floats, ridge: float, theta_F: Floats
 ) -> tuple[Floats, Floats]:
@@ -89,7 +82,8 @@ def fit(
     Returns:
         θ, shape (F,), and the precision −∇² at θ, shape (F, F).
     """
-    ridge_F = penalties(ridge, theta_F.size)
+    ridge_F = np.full(theta_F.size, ridge)
+    ridge_F[-1] = _BIAS_RIDGE  # the last parameter is the bias
     pull_K, push_K = weight_K * hits_K, weight_K * count_K
 
     def logits(at_F: Floats) -> Floats:

@@ -115,7 +115,13 @@ def darts(
     at_least("shortest", shortest, 1)
     at_least("longest", longest, 0)
     if least is not None:
-        _check_floor(least, shortest + longest, (1 + max_redundancy) / 2)
+        rows, mean = shortest + longest, (1 + max_redundancy) / 2 * (shortest + longest)
+        at_least("least", least, rows, f"{rows} rollouts of each group are trained on")
+        if least > mean:
+            raise ValueError(
+                f"least={least} is above the {mean:g} rollouts that a group has on average; use a smaller least or a larger "
+                "max_redundancy"
+            )
     if not 1 <= max_redundancy <= MOST_FACTOR:
         raise ValueError(
             f"max_redundancy (rollouts generated per row) must be in [1, {MOST_FACTOR}], got {max_redundancy}"
@@ -137,9 +143,9 @@ def darts(
     if tail == "none":
         shortest, longest = shortest + longest, 0
     floor, by_size = 1 if least is None else least, longest_by == "size"
-    rows = ShortestAndLongest(shortest, longest, by_size)
+    chosen = ShortestAndLongest(shortest, longest, by_size)
     size = Redundant(
-        (1 + max_redundancy) / 2, max_redundancy, floor, normalise, rows if lengths_of == "trained" else None
+        (1 + max_redundancy) / 2, max_redundancy, floor, normalise, chosen if lengths_of == "trained" else None
     )
     if latency is not None:
         size = Priced(max_redundancy, latency, longest, by_size, floor, normalise)
@@ -148,7 +154,7 @@ def darts(
     return replace(
         base,
         stages=(replace(base.stages[0], size=size, stop=stop),),
-        rows=rows,
+        rows=chosen,
         advantage=advantages.OverChosen(advantages.kernel_of(deviation)),
     )
 
@@ -168,16 +174,6 @@ def longest_rows(longest: int, by_size: bool, rows: int, size: int) -> int:
         size: M_i, the number of rollouts decided for the group.
     """
     return min(longest, max(0, (2 * rows - size) // 2)) if by_size else longest
-
-
-def _check_floor(least: int, rows: int, mean_factor: float) -> None:
-    """Check that `least` is at least the number of rows, and not above the average size of a group."""
-    at_least("least", least, rows, f"{rows} rollouts of each group are trained on")
-    if least > mean_factor * rows:
-        raise ValueError(
-            f"least={least} is above the {mean_factor * rows:g} rollouts that a group has on average; use a smaller least "
-            "or a larger max_redundancy"
-        )
 
 
 class _ByLengths(SizeRule):

@@ -44,6 +44,8 @@ def grpo(
             did better than their group are replayed.
         replay_staleness: maximum age of a replayed rollout, in updates of the weights; at least 1.
     """
+    at_least("replay", replay, 0)
+    at_least("replay_staleness", replay_staleness, 1)
     return Recipe(
         groups=groups,
         stages=(Stage("rollout", sizes.Fixed(n), judges.Complete(), None, promote.Oldest()),),
@@ -55,7 +57,7 @@ def grpo(
         max_candidates=None,
         budget=Budget(),
         quarantine_after=QUARANTINE_AFTER,
-        replay=replay_of(replay, replay_staleness),
+        replay=Replay(rows=replay, max_staleness=replay_staleness) if replay else None,
     )
 
 
@@ -101,10 +103,3 @@ def batches_ahead(groups: int, gen_groups: int | None) -> int:
         return 3 * groups
     at_least("gen_groups", gen_groups, 1)
     return gen_groups
-
-
-def replay_of(rows: int, staleness: int) -> Replay | None:
-    """Return a `Replay` with at most this many rows that did better than expected; None if `rows` is 0."""
-    at_least("replay", rows, 0)
-    at_least("replay_staleness", staleness, 1)
-    return Replay(rows=rows, max_staleness=staleness) if rows else None

@@ -9,12 +9,19 @@ recipes/verl has configurations for the runs of the paper.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 from rollalloc.core.recipe import Recipe, at_least, one_of
 from rollalloc.recipes.grpo import grpo
 from rollalloc.recipes.shapes import sized
 from rollalloc.rules import advantages, rows
+
+_ROW_RULES = {
+    "max_variance": rows.MaxVariance,
+    "max_reward": rows.MaxReward,
+    "random": rows.Random,
+    "percentile": rows.Percentile,
+}
 
 
 @sized
@@ -46,16 +53,7 @@ def pods(
         n = 16 if m is None else 4 * m
     at_least("n", n, 1)
     m = max(1, n // 4) if m is None else m
-    one_of("rule", rule, tuple(_row_rules(1)))
+    one_of("rule", rule, tuple(_ROW_RULES))
     if m > n:
         raise ValueError(f"m must be at most n={n}, the number of rollouts to choose from, got {m}")
-    return replace(grpo(groups, n), rows=_row_rules(m)[rule], advantage=advantages.OverChosen(advantages.pods))
-
-
-def _row_rules(m: int) -> dict[str, Any]:
-    return {
-        "max_variance": rows.MaxVariance(m),
-        "max_reward": rows.MaxReward(m),
-        "random": rows.Random(m),
-        "percentile": rows.Percentile(m),
-    }
+    return replace(grpo(groups, n), rows=_ROW_RULES[rule](m), advantage=advantages.OverChosen(advantages.pods))

@@ -130,18 +130,14 @@ class Tracker(PromptRule):
         self, picked: Sequence[Drawn], before: Memory, k: int, free_N: NDArray[np.bool_], view: View
     ) -> dict[str, bool]:
         free = int(np.count_nonzero(free_N))
+        hits, misses = ([float(before[name][each.prompt]) for each in picked] for name in ("hits_N", "misses_N"))
         return {
             "as many as asked, or all free prompts": len(picked) == min(k, free),
             "each prediction is the tracked success rate": all(
-                abs((each.predicted or 0.0) - before["hits_N"][each.prompt] / _weight(before, each.prompt)) < 1e-6
-                and each.baseline == each.predicted
-                for each in picked
+                abs((each.predicted or 0.0) - hit / (hit + missed)) < 1e-6 and each.baseline == each.predicted
+                for each, hit, missed in zip(picked, hits, misses, strict=True)
             ),
             "prompts with a less certain outcome are drawn with a higher probability": rises(
                 picked, [-abs((each.predicted or 0.0) - 0.5) for each in picked]
             ),
         }
-
-
-def _weight(memory: Memory, prompt: int) -> float:
-    return float(memory["hits_N"][prompt]) + float(memory["misses_N"][prompt])

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rollalloc.rewards.extract import Extractor
-from rollalloc.rewards.function import Outcome, RewardFunction, Sample, Scored
+from rollalloc.rewards.function import RewardFunction, Sample, Scored
 from rollalloc.rewards.scorers import InlineScorer, Scorer, WorkerScorer
 
 
@@ -99,11 +99,8 @@ class Reward:
             )
             for index, completion in enumerate(completions)
         ]
-        return [_reward(outcome) for outcome in self.scorer.score(samples)]
-
-
-def _reward(outcome: Outcome) -> float | None:
-    return outcome.reward if isinstance(outcome, Scored) else None
+        outcomes = self.scorer.score(samples)
+        return [outcome.reward if isinstance(outcome, Scored) else None for outcome in outcomes]
 
 
 def _text(completion: str | list[dict[str, Any]]) -> str:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from functools import cached_property, lru_cache, partial
 from itertools import product
+from operator import eq
 from reprlib import repr as short
 from threading import current_thread, main_thread
 from typing import Any, Literal, get_args
@@ -89,7 +90,7 @@ class MathVerify:
             return True
         number = as_number(answer)
         if gold.number is not None and number is not None:
-            return same_number(number, gold.number, _rounded if _may_be_rounded(number, gold.number) else _exactly)
+            return same_number(number, gold.number, _rounded if _may_be_rounded(number, gold.number) else eq)
         if _refused(gold.plain, plain):
             return False
         return self._any_equal(gold.parsed, _parse(_in_box(in_latex(answer)), self.timeout_s))
@@ -285,10 +286,6 @@ def _may_be_rounded(first: Number, second: Number) -> bool:
         one.rounded and other.value != other.value.to_integral_value()
         for one, other in ((first, second), (second, first))
     )
-
-
-def _exactly(answer: Decimal, truth: Decimal) -> bool:
-    return answer == truth
 
 
 def _rounded(answer: Decimal, truth: Decimal) -> bool:

@@ -51,9 +51,6 @@ class OverlongScorer(Scorer):
     def __post_init__(self) -> None:
         overlong_penalty(0, self.max_tokens, self.buffer)
 
-    def score(self, samples: Sequence[Sample]) -> list[Outcome]:
-        return self._shape(samples, self.scorer.score(samples))
-
     def submit(self, samples: Sequence[Sample]) -> Future[list[Outcome]]:
         shaped: Future[list[Outcome]] = Future()
 
@@ -63,11 +60,13 @@ class OverlongScorer(Scorer):
             if not shaped.set_running_or_notify_cancel():
                 return
             try:
-                shaped.set_result(self._shape(samples, scored.result()))
+                shaped.set_result(list(map(self._shape, samples, scored.result())))
             except Exception as error:
                 shaped.set_exception(error)
 
-        self.scorer.submit(samples).add_done_callback(finish)
+        given = self.scorer.submit(samples)
+        given.add_done_callback(finish)
+        shaped.add_done_callback(lambda _: given.cancel())  # does nothing unless `shaped` was cancelled
         return shaped
 
     def report(self) -> dict[str, Any]:
@@ -76,10 +75,7 @@ class OverlongScorer(Scorer):
     def close(self) -> None:
         self.scorer.close()
 
-    def _shape(self, samples: Sequence[Sample], outcomes: Sequence[Outcome]) -> list[Outcome]:
-        return [self._shape_one(sample, outcome) for sample, outcome in zip(samples, outcomes, strict=True)]
-
-    def _shape_one(self, sample: Sample, outcome: Outcome) -> Outcome:
+    def _shape(self, sample: Sample, outcome: Outcome) -> Outcome:
         if sample.tokens is None:
             raise ValueError("the overlong penalty needs the length of each completion; set Sample.tokens")
         if not isinstance(outcome, Scored):

@@ -21,8 +21,18 @@ class Scorer(Protocol):
     """Scores samples. Used as a context manager, it closes itself at the end."""
 
     def score(self, samples: Sequence[Sample]) -> list[Outcome]:
-        """Score samples. Return one outcome per sample, in order."""
-        ...
+        """Score samples. Return one outcome per sample, in order.
+
+        Raises:
+            RuntimeError: a worker could not load the reward function.
+            CancelledError: the scorer was closed during the call.
+        """
+        future = self.submit(samples)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # nobody waits for the samples any more, for example after Ctrl-C
+            raise
 
     def submit(self, samples: Sequence[Sample]) -> Future[list[Outcome]]:
         """Score samples in the background. Return a future of the outcomes."""
@@ -137,20 +147,6 @@ class WorkerScorer(Scorer):
         limits = self._limits
         keywords = {"memory_gb": limits.memory_gb, "max_chars": limits.max_chars}
         return partial(WorkerScorer, **keywords), (limits.reward, limits.workers, limits.limit_s)
-
-    def score(self, samples: Sequence[Sample]) -> list[Outcome]:
-        """Score samples. Return one outcome per sample, in order.
-
-        Raises:
-            RuntimeError: a worker could not load the reward function.
-            CancelledError: the scorer was closed during the call.
-        """
-        future = self.submit(samples)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()  # nobody waits for the samples any more, for example after Ctrl-C
-            raise
 
     def submit(self, samples: Sequence[Sample]) -> Future[list[Outcome]]:
         """Score samples in the background. The future raises the errors of `score`; `close` cancels it.

@@ -34,7 +34,8 @@ class Tally:
             seconds: time that the sample took.
             lost: whether the sample's worker died or was killed.
         """
-        entry = {"name": _name(sample), "seconds": round(seconds, 3)}
+        name = sample.name or f"{sample.data_source or 'a sample'} that answers {short(sample.completion)}"
+        entry = {"name": name, "seconds": round(seconds, 3)}
         with self._lock:
             self._seconds += seconds
             if isinstance(outcome, Scored):
@@ -61,10 +62,6 @@ class Tally:
                 "slowest": [dict(entry) for entry in self._slowest],
                 "lost": [dict(entry) for entry in self._lost],
             }
-
-
-def _name(sample: Sample) -> str:
-    return sample.name or f"{sample.data_source or 'a sample'} that answers {short(sample.completion)}"
 
 
 def _keep_slowest(entries: list[dict[str, Any]], entry: dict[str, Any]) -> None:

@@ -126,7 +126,7 @@ class AuditedRun:
 
     def terminal(self, trouble: float) -> Event:
         """End a random running rollout: mostly with a result, sometimes with a failure or a cancellation."""
-        rollout = self.some()
+        rollout = list(self.running)[int(self.rng.integers(len(self.running)))]
         named = rollout in self.audit.cancelled
         if self.rng.random() < (0.7 if named else trouble):
             del self.running[rollout]
@@ -138,10 +138,6 @@ class AuditedRun:
         """End a running rollout and return its result."""
         prompt, version = self.running.pop(rollout)
         return self.world.end(rollout, prompt, version, self.allocator.version)
-
-    def some(self) -> int:
-        """A random running rollout."""
-        return list(self.running)[int(self.rng.integers(len(self.running)))]
 
     def _copy(self, allocator: Allocator) -> Allocator:
         """A copy of the allocator, made by a round trip through JSON."""

@@ -134,7 +134,17 @@ def evaluate(
         precision: number format of an exact evaluation. Sampled evaluations use the format of rollouts.
     """
     if heldout.answers is not None:
-        return _exact(policy, heldout.prompts, heldout.answers, sampling.temperature, precision)
+        with computing(policy.model, precision):
+            p_N, entropy_N = exact_answers(
+                policy.model,
+                heldout.prompts.tokens,
+                heldout.answers,
+                pad_id=policy.pad_id,
+                temperature=sampling.temperature,
+            )
+        best = float((1 - (1 - p_N) ** EXACT_K).mean())
+        breadth = Breadth(EXACT_K, best, None, None, None, float(entropy_N.mean()), None)
+        return Evaluation(float(p_N.mean()), 0.0, breadth=breadth)
     requests = [
         Request(prompt, tokens, tuple(range(prompt * samples, (prompt + 1) * samples)))
         for prompt, tokens in enumerate(heldout.prompts.tokens)
@@ -143,21 +153,6 @@ def evaluate(
     generations = generate(policy.model, requests, sampling, eos_ids=policy.eos_ids, pad_id=policy.pad_id, seed=seed)
     with_prompt = [(generation.rollout // samples, generation) for generation in generations]
     return judged(generations, score(heldout.prompts, with_prompt), samples)
-
-
-def _exact(
-    policy: Policy,
-    prompts: EncodedPrompts,
-    answers: Sequence[tuple[int, ...]],
-    temperature: float,
-    precision: Precision,
-) -> Evaluation:
-    model, pad_id = policy.model, policy.pad_id
-    with computing(model, precision):
-        p_N, entropy_N = exact_answers(model, prompts.tokens, answers, pad_id=pad_id, temperature=temperature)
-    pass_at_k = float((1 - (1 - p_N) ** EXACT_K).mean())
-    breadth = Breadth(EXACT_K, pass_at_k, None, None, None, float(entropy_N.mean()), None)
-    return Evaluation(float(p_N.mean()), 0.0, breadth=breadth)
 
 
 def judged(generations: Sequence[Generation], outcomes: Sequence[Outcome], samples: int) -> Evaluation:

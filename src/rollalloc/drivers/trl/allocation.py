@@ -160,9 +160,11 @@ class Allocation:
         """
         self._tell([Cancelled(rollout, 0) for rollout in actions.cancel])
         processes, me = trainer.accelerator.num_processes, trainer.accelerator.process_index
-        mine = _share(actions.generate, me, processes)
-        prompt_of = {rollout: order.prompt for order in mine for rollout in order.rollouts}
-        rows = self._rows(dict.fromkeys(order.prompt for order in mine))
+        prompt_of = _share(actions.generate, me, processes)
+        rollouts_of: dict[int, list[int]] = {}
+        for rollout, prompt in prompt_of.items():
+            rollouts_of.setdefault(prompt, []).append(rollout)
+        rows = dict(zip(rollouts_of, rows_of(self.dataset, rollouts_of), strict=True))
         if (turns := generate.turns) is not None:
             # Every rollout gets its own copy of the prompt's row, because environments may change it.
             own_rows = [self.dataset[prompt] for prompt in prompt_of.values()]
@@ -170,7 +172,7 @@ class Allocation:
             return
         asked = {prompt: row["prompt"] for prompt, row in rows.items()}
         tokens_of = dict(zip(asked, encode(trainer, list(asked.values())), strict=True))
-        requests = [Request(prompt, tokens_of[prompt], rollouts) for prompt, rollouts in _by_prompt(mine).items()]
+        requests = [Request(prompt, tokens_of[prompt], tuple(rollouts)) for prompt, rollouts in rollouts_of.items()]
 
         def scored(made: Sequence[Generation]) -> _Scored:
             of = [prompt_of[each.rollout] for each in made]
@@ -191,10 +193,6 @@ class Allocation:
             self._take([scored(ended)])  # `next_batch` calls `_ask` after this
         else:
             self._take(by_all(lambda: scored(generate(requests))))
-
-    def _rows(self, prompts: Iterable[int]) -> dict[int, dict[str, Any]]:
-        wanted = list(prompts)
-        return dict(zip(wanted, rows_of(self.dataset, wanted), strict=True))
 
     def _take(self, shares: Sequence[_Scored]) -> None:
         """Report the finished rollouts of all processes to the core, ordered by id."""
@@ -257,15 +255,8 @@ class Allocation:
         return result
 
 
-def _share(orders: Sequence[Order], process: int, processes: int) -> list[Order]:
-    """The orders of one process: a contiguous part, so that rollouts of one prompt can share a prefill."""
-    flat = [(order, rollout) for order in orders for rollout in order.rollouts]
+def _share(orders: Sequence[Order], process: int, processes: int) -> dict[int, int]:
+    """The prompt of each rollout of one process: a contiguous part, so that rollouts of a prompt can share a prefill."""
+    flat = [(rollout, order.prompt) for order in orders for rollout in order.rollouts]
     bounds = np.linspace(0, len(flat), processes + 1).astype(int)
-    return [order._replace(rollouts=(rollout,)) for order, rollout in flat[bounds[process] : bounds[process + 1]]]
-
-
-def _by_prompt(orders: Iterable[Order]) -> dict[int, tuple[int, ...]]:
-    found: dict[int, list[int]] = {}
-    for order in orders:
-        found.setdefault(order.prompt, []).extend(order.rollouts)
-    return {prompt: tuple(rollouts) for prompt, rollouts in found.items()}
+    return dict(flat[bounds[process] : bounds[process + 1]])

@@ -44,10 +44,8 @@ class AveragedWeights(TrainerCallback):
                 f"averaging={window} needs the whole model on every process, but FSDP or DeepSpeed shard it; set "
                 'averaging=0, and let the learning rate fall (lr_scheduler_type="linear")'
             )
-        rounded = (
-            {str(each.dtype) for _, each in trained(trainer.model) if each.dtype != torch.float32} if window else ()
-        )
-        if rounded:
+        rounded = {str(each.dtype) for _, each in trained(trainer.model) if each.dtype != torch.float32}
+        if window and rounded:
             raise ValueError(
                 f"averaging={window} needs weights in float32: in {', '.join(rounded)}, rounding would keep "
                 "the average from changing; load the model in float32 (model_init_kwargs={'dtype': 'float32'}) and let "

@@ -127,17 +127,12 @@ class Generator:
         """
         if logprobs is not None:
             return logprobs
-        return self.logprobs(pairs) if self.knows_logprobs else [_unknown(tokens) for _, tokens in pairs]
+        if self.knows_logprobs:
+            return self.logprobs(pairs)
+        return [np.full(len(tokens), np.nan, np.float32) for _, tokens in pairs]
 
     def logprobs(self, pairs: Sequence[tuple[Tokens, Tokens]]) -> list[NDArray[np.float32]]:
-        """Log-probabilities of the completions' tokens under the model's current weights.
-
-        Args:
-            pairs: token ids of (prompt, completion).
-
-        Returns:
-            For each pair, an array with one entry per token of the completion, shape (T,).
-        """
+        """Log-probabilities of the completions' tokens under the model's current weights; see `logprobs_of`."""
         return logprobs_of(self.trainer, self._unwrapped, pairs)
 
     def _by_trl(self, prompts: Sequence[Tokens]) -> list[Tokens]:
@@ -284,7 +279,3 @@ def _obstacle_in_model(trainer: Any) -> str | None:
     if obstacle:
         log.warning("TRL generates, because rollalloc's sampler does not support %s", obstacle)
     return obstacle
-
-
-def _unknown(tokens: Tokens) -> NDArray[np.float32]:
-    return np.full(len(tokens), np.nan, np.float32)

@@ -51,9 +51,8 @@ class Movement:
             tokens += drift_T.size
         self._rollouts, self._before = [], ()
         found = [sums / tokens if tokens else 0.0]
-        if (
-            self._generate.trainer.accelerator.num_processes > 1
-        ):  # all processes must have the same value, but each may round differently
+        if self._generate.trainer.accelerator.num_processes > 1:
+            # All processes must have the same value, but each may round differently.
             broadcast_object_list(found)
         return found[0]
 

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from omegaconf import OmegaConf, open_dict
@@ -46,9 +46,9 @@ def configure(config: Any) -> VerlSettings:
     settings = read_settings(section, *sizes, overlap)  # pyright: ignore[reportArgumentType]
     if overlap is not None:
         overlap.patience(settings.recipe)  # raises an error if the strategy contradicts the limit
-    for conflict, message in [*_conflicts(config, settings), *_CONFLICTS_OF[mode](config)]:
-        if conflict:
-            raise ValueError(message)
+    conflicts = [*_conflicts(config, settings), *(_conflicts_of_separate(config) if mode == "separate_async" else ())]
+    if conflicts:
+        raise ValueError(conflicts[0])
     with open_dict(config):
         rollout.agent.agent_loop_manager_class = MANAGER
         if settings.recipe.trains_older_rows and settings.rollout_correction:
@@ -96,63 +96,46 @@ def refuse_limits_of_vllm(rollout: Any) -> None:
         )
 
 
-def _conflicts(config: Any, settings: VerlSettings) -> Iterator[tuple[Any, str]]:
-    """Pairs (condition, error message). A condition that is true is an error."""
+def _conflicts(config: Any, settings: VerlSettings) -> Iterator[str]:
+    """Error messages about keys of verl's configuration that contradict a recipe, in any mode."""
     rollout, reward, algorithm = config.actor_rollout_ref.rollout, config.reward.reward_model, config.algorithm
     manager = rollout.agent.get("agent_loop_manager_class")
     sampler = config.trainer.v1.sampler.get("custom_sampler") or {}
-    yield (
-        not config.trainer.get("use_v1", True),
-        "trainer.use_v1=False selects verl's older trainer, which has no recipes; set it to True",
-    )
-    yield (
-        (algorithm.get("filter_groups") or {}).get("enable"),
-        f"algorithm.filter_groups would drop groups that {SECTION}.recipe chose; disable it and use recipe=dapo",
-    )
-    yield (
-        sampler.get("path"),
-        f"trainer.v1.sampler.custom_sampler and {SECTION} both choose the rows of a batch; unset one of them",
-    )
-    yield (
-        manager not in (None, "", MANAGER),
-        f"rollout.agent.agent_loop_manager_class must be unset, got {manager}; set agent_loop_config_path for your loops",
-    )
-    yield (
-        reward.enable and not reward.enable_resource_pool,
-        (
+    if not config.trainer.get("use_v1", True):
+        yield "trainer.use_v1=False selects verl's older trainer, which has no recipes; set it to True"
+    if (algorithm.get("filter_groups") or {}).get("enable"):
+        yield f"algorithm.filter_groups would drop groups that {SECTION}.recipe chose; disable it and use recipe=dapo"
+    if sampler.get("path"):
+        yield f"trainer.v1.sampler.custom_sampler and {SECTION} both choose the rows of a batch; unset one of them"
+    if manager not in (None, "", MANAGER):
+        yield (
+            f"rollout.agent.agent_loop_manager_class must be unset, got {manager}; set agent_loop_config_path for your "
+            "loops"
+        )
+    if reward.enable and not reward.enable_resource_pool:
+        yield (
             "a reward model on the trainer's devices scores too late for a recipe, only after all generation; set "
             "reward.reward_model.enable_resource_pool=True"
-        ),
-    )
-    yield (
-        settings.recipe.stopping and rollout.name not in ENGINES_THAT_STOP,
-        (
+        )
+    if settings.recipe.stopping and rollout.name not in ENGINES_THAT_STOP:
+        yield (
             f"the recipe stops rollouts, so rollout.name must be one of {', '.join(ENGINES_THAT_STOP)}, got "
             f"{rollout.name}; change it, {_OR_NO_STOPS}"
-        ),
-    )
-    yield (
-        settings.recipe.stopping and rollout.disaggregation.enabled,
-        (
+        )
+    if settings.recipe.stopping and rollout.disaggregation.enabled:
+        yield (
             "rollout.disaggregation moves requests to another server, where the recipe cannot stop them; disable it, "
             f"{_OR_NO_STOPS}"
-        ),
-    )
-    yield (
-        not settings.loader_draws and not config.data.get("shuffle", True),
-        f"data.shuffle=False, but the recipe draws prompts by {settings.recipe.prompts!r}; leave data.shuffle alone",
-    )
-    yield (
-        settings.own_advantages and algorithm.use_kl_in_reward,
-        (
+        )
+    if not settings.loader_draws and not config.data.get("shuffle", True):
+        yield f"data.shuffle=False, but the recipe draws prompts by {settings.recipe.prompts!r}; leave data.shuffle alone"
+    if settings.own_advantages and algorithm.use_kl_in_reward:
+        yield (
             "the recipe computes its own advantages, without the KL term of algorithm.use_kl_in_reward; set it to False, "
             "and use actor_rollout_ref.actor.use_kl_loss"
-        ),
-    )
-    yield (
-        settings.own_advantages and algorithm.adv_estimator == "gae",
-        f"{SECTION}.recipe computes its own advantages, which need no critic; set algorithm.adv_estimator=grpo",
-    )
+        )
+    if settings.own_advantages and algorithm.adv_estimator == "gae":
+        yield f"{SECTION}.recipe computes its own advantages, which need no critic; set algorithm.adv_estimator=grpo"
 
 
 def overlap_of(config: Any) -> Overlap | None:
@@ -173,47 +156,33 @@ def overlap_of(config: Any) -> Overlap | None:
     )
 
 
-def _conflicts_of_separate(config: Any) -> Iterator[tuple[Any, str]]:
+def _conflicts_of_separate(config: Any) -> Iterator[str]:
     """As `_conflicts`, for modes in which generation has its own devices."""
     rollout, separate = config.actor_rollout_ref.rollout, config.trainer.v1.separate_async
     prompts, mini_batch = config.data.train_batch_size, config.actor_rollout_ref.actor.ppo_mini_batch_size
     steps = prompts / mini_batch
-    yield (
-        prompts % mini_batch,
-        (
+    if prompts % mini_batch:
+        yield (
             "data.train_batch_size must be a multiple of actor_rollout_ref.actor.ppo_mini_batch_size under "
             f"trainer.v1.separate_async, got {prompts} and {mini_batch}"
-        ),
-    )
-    yield (
-        rollout.checkpoint_engine.backend == "naive",
-        (
+        )
+    if rollout.checkpoint_engine.backend == "naive":
+        yield (
             "checkpoint_engine.backend=naive cannot send weights to the separate devices of generation; set it to nccl, "
             "nixl, mooncake or hccl, or use trainer_mode=rollalloc_colocate_async"
-        ),
-    )
-    yield (
-        not (rollout.nnodes > 0 and rollout.n_gpus_per_node > 0),
-        (
+        )
+    if not (rollout.nnodes > 0 and rollout.n_gpus_per_node > 0):
+        yield (
             "generation needs its own devices: set actor_rollout_ref.rollout.nnodes and n_gpus_per_node above 0, got "
             f"{rollout.nnodes} and {rollout.n_gpus_per_node}"
-        ),
-    )
-    yield (
-        separate.parameter_sync_step != steps,
-        (
+        )
+    if separate.parameter_sync_step != steps:
+        yield (
             "trainer.v1.separate_async.parameter_sync_step must be data.train_batch_size / actor.ppo_mini_batch_size = "
             f"{steps:g}, got {separate.parameter_sync_step}"
-        ),
-    )
-    yield (
-        separate.hybrid_rollout.enable_switch,
-        "hybrid_rollout.enable_switch=True waits for verl's own buffer, which stays empty under a recipe; set it to False",
-    )
-
-
-_CONFLICTS_OF: dict[str, Callable[[Any], Iterable[tuple[Any, str]]]] = {
-    "sync": lambda _: (),
-    "colocate_async": lambda _: (),
-    "separate_async": _conflicts_of_separate,
-}
+        )
+    if separate.hybrid_rollout.enable_switch:
+        yield (
+            "hybrid_rollout.enable_switch=True waits for verl's own buffer, which stays empty under a recipe; set it to "
+            "False"
+        )

@@ -62,13 +62,7 @@ def begin(
 def refuse_unfit_model(
     model: PreTrainedModel, prompts: Sequence[Tokens], sampling: Sampling, streaming: Streaming
 ) -> None:
-    """Check that a back-end with these settings can generate with a model. Nothing is created.
-
-    Args:
-        model: the model, without adapters.
-        prompts: token ids of each prompt.
-        sampling: how rollouts are sampled.
-        streaming: whether the back-end runs in its own process.
+    """Check that a back-end with these settings (see `begin`) can generate with a model. Nothing is created.
 
     Raises:
         ValueError: the back-end cannot generate with the model, or has no room for one rollout.

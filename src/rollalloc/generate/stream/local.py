@@ -82,7 +82,9 @@ class LocalBackend:
 
     def cancel(self, rollouts: Sequence[int]) -> None:
         named = set(rollouts)
-        self._over += [_cancelled(row) for row in self._waiting if row.rollout in named]
+        self._over += [
+            replace(row.sampled, rollout=row.rollout, cancelled=True) for row in self._waiting if row.rollout in named
+        ]
         self._waiting = deque(row for row in self._waiting if row.rollout not in named)
         self._over += self._leave(
             np.array([at for at, row in enumerate(self._running) if row.rollout in named], np.int64), cancelled=True
@@ -242,11 +244,6 @@ class LocalBackend:
             cancelled=cancelled,
             spans=spans_of(self._versions_RT[at, :count].tolist()),
         )
-
-
-def _cancelled(row: RunningRow) -> Generation:
-    """The result of a row that is cancelled while it waits."""
-    return replace(row.sampled, rollout=row.rollout, cancelled=True)
 
 
 def refuse_unstreamable(model: PreTrainedModel) -> None:
