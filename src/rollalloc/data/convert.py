@@ -26,7 +26,7 @@ class Converted:
 
     Attributes:
         prompts: number of rows written.
-        unanswered: number of rows left out because they have no answer, or an answer that is cut off inside its box.
+        unanswered: number of rows left out because they have no answer, or because the answer's box is not closed.
         repeated: number of rows left out because an earlier row has the same question and answer.
         contradicted: number of rows left out because another row has the same question and a different answer.
     """
@@ -136,7 +136,7 @@ def _messages(place: str, asked: Any, system: str | None) -> list[dict[str, Any]
 
 
 def _answer(place: str, given: Any) -> str | None:
-    """The final answer as text; None if there is none, or if it is cut off inside its box."""
+    """The final answer as text. None if there is no answer, or if the answer's box is not closed."""
     if given is None or (isinstance(given, str) and given.strip().lower() in ("", "nan")) or given != given:
         return None
     if isinstance(given, bool) or not (

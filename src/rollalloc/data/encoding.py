@@ -79,8 +79,8 @@ def encode_prompt(
 
     - Messages are rendered by the chat template, with its generation prompt at the end. If the last message is the
       assistant's, the model continues this message: the template does not close it or begin a new turn.
-    - Text gets the tokenizer's leading special tokens, such as BOS, exactly once. (A text that a chat template rendered may
-      begin with them.) It does not get the trailing special tokens, such as EOS.
+    - Text gets the tokenizer's leading special tokens, such as BOS. They are not added again to a text that begins with
+      them, such as a rendered chat template. Trailing special tokens, such as EOS, are not added.
     - Without a chat template, a single user message is encoded as text.
 
     Args:
@@ -144,7 +144,7 @@ def completion_text(tokenizer: Any, tokens: Sequence[int], ending: Collection[in
 
 
 def known_tokens(name: str, content: Any, tokenize: Callable[[], Sequence[int | None]]) -> tuple[int, ...]:
-    """Tokenize a text. An error names the text.
+    """Tokenize a text.
 
     Args:
         name: name of the text, for error messages, for example "prompt 'mine/7'".
@@ -162,7 +162,7 @@ def known_tokens(name: str, content: Any, tokenize: Callable[[], Sequence[int | 
             "the data, or use a tokenizer that knows all its words"
         ) from error
     known = tuple(token for token in ids if token is not None)
-    if len(known) < len(ids):  # for unknown text, a tokenizer without an unknown token returns None
+    if len(known) < len(ids):  # a tokenizer without an unk_token returns None for unknown words
         raise ValueError(
             f"{name} has words that the tokenizer does not know, its content is {short(content)}; remove this "
             "text from the data, or give the tokenizer an unk_token"
@@ -181,7 +181,7 @@ def _all_texts_ids(tokenizer: Any, prompts: Sequence[Any]) -> list[tuple[int, ..
         return None
     try:
         bare = tokenizer(list(prompts), add_special_tokens=False)["input_ids"]
-        # If the tokenizer adds no special tokens, one call is enough.
+        # If the tokenizer adds no special tokens, `whole` equals `bare`, and need not be computed.
         adds = not getattr(tokenizer, "is_fast", False) or tokenizer.num_special_tokens_to_add() > 0
         whole = tokenizer(list(prompts))["input_ids"] if adds else bare
         ids = [_prefixed(list(one), list(other)) for one, other in zip(bare, whole, strict=True)]
@@ -193,10 +193,10 @@ def _all_texts_ids(tokenizer: Any, prompts: Sequence[Any]) -> list[tuple[int, ..
 
 
 def _prefixed(bare: list[int | None], whole: list[int | None]) -> list[int | None]:
-    """`bare` with the prefix that `whole` has. `whole` is the same text with special tokens before and after it."""
+    """Add to `bare` the special tokens with which `whole` begins. Both are token ids of the same text."""
     starts = range(len(whole) - len(bare) + 1)
     start = next((start for start in starts if whole[start : start + len(bare)] == bare), None)
-    if start is None:  # with special tokens, the tokenizer splits the text differently
+    if start is None:  # the special tokens change how the tokenizer splits the text
         return whole
     prefix = whole[:start]
     return bare if bare[:start] == prefix else prefix + bare

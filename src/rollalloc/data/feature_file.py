@@ -34,7 +34,7 @@ _HEADER = "rollalloc"  # name of our header in the metadata of the file; its val
 _KEYS = "keys"
 _BLOCK = "block:"  # prefix of the names of tensors with features
 _LONGEST_HEADER = 1 << 20  # bytes; the headers that we write have a few hundred bytes
-# Errors of reading a file that is corrupt or that another program wrote.
+# Errors raised when a file is read that is corrupt, or that another program wrote.
 _NOT_OURS = (SafetensorError, ValueError, TypeError, AttributeError, LookupError, RecursionError, OverflowError)
 
 
@@ -146,8 +146,8 @@ def save_features(path: Path, keys: Sequence[str], features: Features, *, origin
 def read_features(path: Path, keys: Sequence[str], *, weights: str | None = None) -> Features:
     """Read the features of the prompts with these keys, in the order of the keys.
 
-    The file may have more prompts, in any order. If the features are of another model than the run's, for example of a
-    smaller model, a warning is logged: predictions may be worse, but training stays correct.
+    The file may have more prompts, in any order. A warning is logged if another model than the run's computed the features.
+    Predictions may then be worse, but training stays correct.
 
     Args:
         path: a file that `write_features` wrote.
@@ -198,7 +198,7 @@ def _rows(keys_N: NDArray[np.uint64], wanted_M: NDArray[np.uint64]) -> NDArray[n
 
 
 def _select(block_ND: NDArray[np.float32], rows_M: NDArray[np.int64]) -> NDArray[np.float32]:
-    """The given rows of a block. If these are all rows in order, return the block itself: a copy may be large."""
+    """The given rows of a block. For all rows in order, return the block itself, because a copy may be large."""
     return block_ND if np.array_equal(rows_M, np.arange(len(block_ND))) else block_ND[rows_M]
 
 

@@ -1,7 +1,7 @@
 """Features of prompts, from which a predictor estimates success rates before any rollout exists.
 
-A block is an array with one row per prompt. All blocks have the same scale: with weights of unit variance, each block adds
-the same variance to the logit, whatever its width.
+A block is an array with one row per prompt. All blocks have the same scale, whatever their width: if the predictor's weights
+have unit variance, each block adds the same variance to the predicted logit.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rollalloc.core.seeds import rng
 WIDTH = 256  # default maximum number of columns of a block
 WIDEST = 4096
 _SCALE = 4.0  # root mean square length of a row
-_NOISE = 1e-6  # relative standard deviation that rounding to float32 may give to a column of equal values
+_NOISE = 1e-6  # smaller standard deviations, as shares of the column's root mean square, may be float32's rounding
 _FAINT = 1e-30  # smaller standard deviations have too few digits in float32
 _ROWS = 1 << 16  # number of rows to process at a time, to limit the size of temporary arrays
 
@@ -93,12 +93,13 @@ def standardised(block_ND: ArrayLike) -> NDArray[np.float32]:
 
     V is the number of columns that vary. Columns that do not vary, except by float32's rounding, become 0. With the factor
     4 / √V, the mean over n of Σ_d x[n, d]² is 4² = 16.
+
     Args:
         block_ND: shape (N, D), finite in float32.
     """
     x_ND = np.array(block_ND, np.float32)
     size_D = _root_mean_square(x_ND)
-    # Subtract the mean twice: if it is far larger than the deviation, rounding it to float32 leaves a remainder.
+    # Subtract the mean twice. If the mean is far larger than the deviation, its rounding to float32 leaves a remainder.
     for _ in range(2):
         x_ND -= x_ND.mean(axis=0, dtype=np.float64).astype(np.float32)
     deviation_D = _root_mean_square(x_ND)
@@ -110,7 +111,7 @@ def standardised(block_ND: ArrayLike) -> NDArray[np.float32]:
 
 
 def projection(seed: int, rows: int, width: int) -> NDArray[np.float32]:
-    """A random matrix P, shape (rows, width). Multiplication by it keeps squared lengths and distances on average.
+    """A random matrix P, shape (rows, width). Multiplication by P keeps squared lengths and distances on average.
 
         P[r, c] ~ N(0, 1 / width),   E‖x P‖² = ‖x‖², with a relative deviation of √(2 / width)
 

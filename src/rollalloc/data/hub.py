@@ -9,7 +9,10 @@ _PATIENCE_S = 5.0
 
 @lru_cache
 def why_unreachable() -> str | None:
-    """The reason why the hub cannot be reached; None if it answers. If not, `huggingface_hub` is set to offline mode."""
+    """The reason why the hub cannot be reached; None if the hub answers.
+
+    If the hub does not answer, `huggingface_hub` is set to offline mode.
+    """
     from huggingface_hub import constants
     from huggingface_hub.utils import get_session
 

@@ -56,7 +56,7 @@ def read_lines(path: Path, *, unique: bool = False) -> Iterator[tuple[int, Any]]
                 continue
             try:
                 yield number, decode(line.removeprefix(BOM_UTF8) if number == 1 else line)
-            except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or an integer of 5,000 digits
+            except (ValueError, RecursionError) as error:  # for example, Python converts no integer of 5,000 digits
                 why = "nested too deep" if isinstance(error, RecursionError) else str(error)
                 yield number, Unreadable(why, repr(line[:40]))
 
@@ -72,7 +72,7 @@ def _opened(path: Path) -> Any:
 def decoded(line: bytes) -> Any:
     """Parse a line of JSON. The result is the same as with Python's `json`.
 
-    The faster orjson is used if it certainly gives this result.
+    orjson, which is faster, parses the line if both parsers give the same result for such lines.
 
     Raises:
         ValueError: not UTF-8, or not JSON.
@@ -82,7 +82,7 @@ def decoded(line: bytes) -> Any:
     if shape.count(b"[") <= _SHALLOW and _BEYOND_64_BITS not in shape:
         try:
             return orjson.loads(line)
-        except ValueError:  # the standard library accepts NaN, lone surrogates and 1e400, or raises its own error
+        except ValueError:  # `json` accepts more: NaN, lone surrogates and 1e400
             pass
     return json.loads(line.decode("utf-8"))
 

@@ -31,7 +31,7 @@ def same_text(prompts: Iterable[str], among: Iterable[str]) -> dict[int, int]:
         among: normalised texts, for example of training prompts.
 
     Returns:
-        A dictionary: index of each such prompt → the first index in `among` that has its text.
+        A dictionary from the index of each such prompt to the index of the first equal text in `among`.
     """
     first: dict[str, int] = {}
     for at, text in enumerate(among):
@@ -40,7 +40,11 @@ def same_text(prompts: Iterable[str], among: Iterable[str]) -> dict[int, int]:
 
 
 def repeated(texts: Sequence[str]) -> dict[int, int]:
-    """Find normalised texts that occurred before. Return the index of the first occurrence, by the index of the text."""
+    """A dictionary from the index of each text that repeats an earlier text to the index of its first occurrence.
+
+    Args:
+        texts: normalised texts.
+    """
     return {at: first for at, first in same_text(texts, texts).items() if at != first}
 
 

@@ -60,8 +60,8 @@ def prepare(
         names: names of sets, keys of `SETS`.
         out: folder of the files.
         local: folder with the original data, in the columns of the hub. For each split, it contains a file with the split's
-            name, or a subfolder in which `datasets` finds the split. The subfolder has the name of the split, of the set,
-            or of the data set on the hub. None: read from the Hugging Face hub.
+            name, or a subfolder with the name of the split, of the set, or of the data set on the hub. `datasets` finds the
+            split's files in the subfolder. None: read from the Hugging Face hub.
         overwrite: True: replace files that an earlier call wrote. Other files are never replaced.
         system: True: write a system message for each prompt, empty unless the set has its own. False: write none, for
             models whose chat template refuses system messages.
@@ -203,7 +203,7 @@ def _source(part: PublicSplit, files: Sequence[Path] | None) -> Iterator[tuple[s
 
 
 def _local_files(part: PublicSplit, local: Path) -> list[Path]:
-    """The local files of a split: one file named after it, or the files of the split in the folder of its set."""
+    """The local files of a split: one file with the split's name, or the files that `datasets` finds in a subfolder."""
     name = _set_of(part)
     only_split = len(SETS[name]) == 1
     for stem in dict.fromkeys((part.original, name) if only_split else (part.original,)):
@@ -221,11 +221,11 @@ def _local_files(part: PublicSplit, local: Path) -> list[Path]:
 
 
 def _files_of_split(folder: Path, part: PublicSplit) -> list[Path]:
-    """The files of a split in a folder, by the `configs:` of its README.md or by the names of files, as on the hub.
+    """The files of a split in a folder. As on the hub, `configs:` in the README.md or the names of files tell the split.
 
     Raises:
-        ValueError: there is no such split or configuration. Other files are not used instead, because they may contain
-            held-out questions.
+        ValueError: there is no such split or configuration. Other files are not used, because they may contain held-out
+            questions.
         ImportError: `datasets` is missing.
     """
     try:

@@ -1,8 +1,8 @@
 """Reads, checks, writes and encodes prompts in verl's schema. Each prompt gets a key that does not depend on its position.
 
 A row has `data_source`, `prompt` (text or messages `[{role, content}]`), `reward_model: {style, ground_truth}` and,
-optionally, `ability` and `extra_info: {index, prior, ...}`. A field that is null counts as missing, in parquet as in JSONL,
-because parquet does not distinguish null from missing.
+optionally, `ability` and `extra_info: {index, prior, ...}`. A null field counts as missing in every format, because parquet
+does not distinguish null from missing.
 """
 
 from __future__ import annotations
@@ -147,10 +147,10 @@ def refuse_longer(max_new_tokens: int, context: int) -> None:
 def load_prompts(*paths: str | PathLike[str]) -> PromptSet:
     """Load prompts from parquet and JSONL files in verl's schema.
 
-    A prompt's key is `data_source/index`, if no other row of its source has the same `extra_info.index`. Otherwise, for
-    example if the index starts again in a second file, the key is `data_source/#hash`, with a hash of prompt and ground
-    truth. A row is left out, and counted in `dropped["duplicate"]`, if an earlier row has the same source, prompt and
-    ground truth. Warnings give the number of rows left out, and of rows that share an index.
+    A prompt's key is `data_source/index`, with the index in `extra_info`, if this key is unique. Otherwise, for example if
+    the index starts again in a second file, the key is `data_source/#hash`, with a hash of prompt and ground truth. A row is
+    left out, and counted in `dropped["duplicate"]`, if an earlier row has the same source, prompt and ground truth. Warnings
+    give the number of rows left out, and the number of rows that share an index.
 
     Args:
         paths: `.parquet` files, and `.jsonl` or `.json` files with one JSON object per line.
@@ -316,7 +316,7 @@ def _parse_prompt(place: str, prompt: Any) -> Prompt:
 
 def _parse_message(place: str, message: Any) -> Message:
     if _typed(place, "each message", message, dict).get("tool_calls"):
-        message = {"content": "", **message}  # because a message that only calls tools may have no content
+        message = {"content": "", **message}  # a message that only calls tools may have no content
     for name in ("role", "content"):
         _whole_text(place, f"{name} of each message", _typed(place, f"{name} of each message", message.get(name), str))
     _whole_text(place, "each message", message)

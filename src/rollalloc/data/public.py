@@ -150,7 +150,7 @@ def _text(row: Row, column: str) -> str:
 
 
 def _answer(row: Row, column: str) -> str:
-    """The column as text. If it has a list of answers, the first answer."""
+    """The value of a column as text. If the value is a list of answers, the first answer."""
     value = row[column]
     if isinstance(value, (list, tuple)):
         value = value[0] if value else None

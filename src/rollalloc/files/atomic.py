@@ -1,4 +1,4 @@
-"""Atomic writes: a file is written completely or not at all. The same holds for appended lines.
+"""Atomic writes: a file, or a text appended to a file, is written completely or not at all.
 
 A new file is written under a temporary name in the same folder, synced to the disk, and then renamed.
 """
@@ -20,9 +20,9 @@ _PARTIAL = re.compile(re.escape(_PREFIX) + r"[0-9a-f]{16}(\.\w+)?")
 
 @contextmanager
 def written(path: Path) -> Iterator[Path]:
-    """A context that yields the path of a temporary file. At the end, this file replaces `path`, except after an error.
+    """A context that yields the path of a temporary file. If the context ends without an error, this file replaces `path`.
 
-    Temporary files in the same folder are removed if the processes that wrote them were killed.
+    At the beginning, temporary files of killed processes are removed from the same folder.
 
     Args:
         path: the file to write. Missing folders are created. The temporary file has the same suffix and a random name, so
@@ -75,7 +75,7 @@ def append_text(path: Path, text: str) -> None:
                 left = left[file.write(left) :]
         except BaseException:
             with suppress(OSError):
-                file.truncate(size)  # remove the incomplete text, because the next line would be appended to it
+                file.truncate(size)  # otherwise the next line would follow the incomplete text
             raise
 
 

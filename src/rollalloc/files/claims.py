@@ -1,5 +1,5 @@
-"""Records which files in a folder rollalloc wrote, so that it overwrites and removes no other files. It also locks a folder
-while a process writes into it.
+"""Records which files in a folder rollalloc wrote, so that rollalloc overwrites and removes only these files. Also locks a
+folder while a process writes into it.
 
 For each kind of writer, `FOLDER/.rollalloc/` contains a lock and a manifest, which lists the names that the writer has
 claimed. Everything that rollalloc writes follows three rules:
@@ -35,7 +35,7 @@ _SCHEMA = 1
 # A folder that contains only these files counts as empty.
 _NOBODYS = (HIDDEN, ".DS_Store", ".gitignore", ".gitkeep", "lost+found")
 _SHOWN = 5  # maximum number of names in an error
-PATIENCE_S = 2.0  # seconds to wait for the lock, because a process that was just killed may hold it for a moment
+PATIENCE_S = 2.0  # seconds to wait for the lock; a process that was just killed may hold the lock for a moment
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # errors that mean that the file system has no locks
 
 
@@ -63,8 +63,9 @@ class Claims:
 
         Args:
             remedy: advice to the user, for the error message.
-            beside: a kind of writer whose folders may be in the folder; single files of rollalloc may then be there too. For
-                example, a comparison can use a folder that contains runs of `train`. Empty: neither may be there.
+            beside: another kind of writer. The folder may contain folders of this writer, and single files that rollalloc
+                wrote. For example, a comparison can use a folder that contains runs of `train`. Empty: it may contain
+                neither.
 
         Raises:
             FileExistsError: the folder has other contents. The message names some of them.
@@ -122,7 +123,7 @@ class Claims:
         self.keep(self.names().union(names))
 
     def keep(self, names: Iterable[str]) -> None:
-        """Set the claimed names to exactly these. Files with these names may already exist."""
+        """Replace all claimed names by `names`. Files with these names may already exist."""
         text = json.dumps({"schema": _SCHEMA, "claims": sorted(names)}, indent=1)
         if self._manifest.exists() and read_text(self._manifest) == text:
             return
@@ -144,7 +145,7 @@ class Claims:
 def _holds_only(folder: Path, kind: str, depth: int = 1) -> bool:
     """Whether a folder belongs to this kind of writer, or contains only folders that do.
 
-    The second case is a comparison on one task: its folder contains folders of runs.
+    The second case is a comparison on one task, whose folder contains folders of runs.
     """
     if folder.is_symlink() or not folder.is_dir():
         return False

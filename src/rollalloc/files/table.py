@@ -47,7 +47,7 @@ class FittingTable:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """Draw values in [0, 1] as block characters, the newest last. If there are more than `width`, some are left out."""
+    """Draw values in [0, 1] as block characters, the newest last. Of more than `width` values, some are left out."""
     if len(values) > width:
         values = [values[round(at * (len(values) - 1) / (width - 1))] for at in range(width)]
     return "".join(_BLOCKS[min(len(_BLOCKS) - 1, int(max(0.0, value) * len(_BLOCKS)))] for value in values)

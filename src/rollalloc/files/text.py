@@ -27,7 +27,7 @@ def visible(text: str) -> str:
 
 
 def shortened(text: str, limit: int = 480) -> str:
-    """Shorten a text by leaving out its middle. The end is kept, because it has a rollout's answer."""
+    """Shorten a text by leaving out its middle. The end is kept, because a rollout's answer is at its end."""
     if len(text) <= limit:
         return text
     begin, end = limit * 2 // 3, limit // 3

@@ -1,9 +1,9 @@
 """The channel between a worker and its parent, and the checks of a worker's messages.
 
-A message is its length, followed by that many bytes. A request contains a random id and a pickle. An answer is JSON of
-limited length, so that the parent never unpickles anything from a worker. It must have the id of the current request. On
-Linux, where the kernel reports the sender, it must also come from the worker's own process. For any other message,
-`InvalidMessage` is raised.
+The length of a message, in bytes, is sent before the message. A request contains a random id and a pickle. An answer is JSON
+of limited length, so that the parent never unpickles anything from a worker. An answer must have the id of the current
+request. On Linux, where the kernel reports the sender, an answer must also come from the worker's own process. Any other
+message raises `InvalidMessage`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ID_BYTES = 8
 _LONGEST_ANSWER = 65_536  # bytes
 _MOST_READ = 1 << 20  # maximum number of bytes in one read
 _CREDENTIALS = struct.Struct("3i")  # process, user, group; see unix(7)
-_HIGHEST_DESCRIPTOR = 65_536  # highest file descriptor to use, even if the process may use higher ones
+_HIGHEST_DESCRIPTOR = 65_536  # highest file descriptor that is used, even if the process may open more files
 
 
 class InvalidMessage(Exception):
@@ -144,7 +144,7 @@ class ParentEnd:
         for level, kind, data in ancillary:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
                 sender = _CREDENTIALS.unpack(data)[0]
-                if self._sender is None:  # the first message is from the worker, which has no child processes yet
+                if self._sender is None:  # the worker sent the first data, before it could start child processes
                     self._sender = sender
                 if sender != self._sender:
                     raise InvalidMessage
@@ -176,10 +176,10 @@ def _decode(encoded: bytes) -> Started | Ready | Answer:
 class WorkerEnd:
     """The worker's end of the channel, protected against accidental damage by the reward function.
 
-    It is a bare file descriptor, so that code that closes all open socket objects does not find it. The descriptor has a
-    high number, because programs often close or overwrite low ones. It is closed in forked processes, and programs that
-    the function executes do not inherit it. If the function closes or replaces it all the same, the process exits;
-    otherwise an answer could be written into a file of the user.
+    The end is a bare file descriptor, which is not closed by code that closes all open socket objects. The descriptor has a
+    high number, because programs often close or overwrite low descriptors. Forked processes close the descriptor, and
+    programs that the function executes do not inherit it. If the function closes or replaces the descriptor nevertheless,
+    the process exits. Otherwise an answer could be written into a file of the user.
 
     Args:
         descriptor: the socket; it is duplicated and then closed.

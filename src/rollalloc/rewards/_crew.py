@@ -19,8 +19,8 @@ from rollalloc.rewards.tally import Tally
 
 _CHUNK = 64  # maximum number of samples sent at once; their outcomes must fit into the socket's buffer
 _CHUNK_BYTES = 65_536  # maximum number of bytes of samples sent at once; a longer sample is sent alone
-# An error in a used worker is normally tried again in a fresh worker. It is accepted at once if fresh workers have raised
-# the same message `TRUSTED_MESSAGE` times, or the same type of error `TRUSTED_TYPE` times.
+# If a used worker raises an error, the sample is normally tried again in a fresh worker. The error is accepted at once if
+# fresh workers have raised the same message `TRUSTED_MESSAGE` times, or the same type of error `TRUSTED_TYPE` times.
 TRUSTED_MESSAGE, TRUSTED_TYPE = 2, 8
 _MAX_MESSAGES = 1000  # maximum number of messages and types of errors to count
 
@@ -62,8 +62,7 @@ class Task:
 class _TrustedErrors:
     """Counts the errors that fresh workers raise.
 
-    If new workers often raise an error too, it comes from the samples themselves, and not from samples that a worker scored
-    before.
+    An error that fresh workers raise often is caused by the samples themselves, not by samples that a worker scored before.
     """
 
     def __init__(self) -> None:
@@ -86,12 +85,12 @@ class _TrustedErrors:
             self._counts[_type(outcome)] += 1
             if len(self._counts) < _MAX_MESSAGES:  # limited, because each sample may raise a different message
                 self._counts[outcome.reason] += 1
-        elif isinstance(before, Unscored):  # the used worker caused the error: its count starts again at 0
+        elif isinstance(before, Unscored):  # the used worker caused the error, so this error is counted from 0 again
             self._counts[_type(before)] = self._counts[before.reason] = 0
 
 
 def _type(outcome: Unscored) -> str:
-    """The exception's type, followed by a colon, so that it cannot equal the message of another exception."""
+    """The exception's type with a colon, as a key that differs from the reasons of all errors."""
     return outcome.reason.partition(":")[0] + ":"
 
 
@@ -147,7 +146,7 @@ class Crew:
             self._thread.join()
 
     def _forget(self, job: Job) -> None:
-        """Drop a job whose future is done. If it was cancelled, wake the thread to stop the job's samples."""
+        """Drop a job whose future is done. If the future was cancelled, wake the crew's thread to stop the job's samples."""
         self._jobs.discard(job)
         if job.future.cancelled() and os.getpid() == self._process_id:
             self._wake()
@@ -274,8 +273,9 @@ class Crew:
         task.job.note_answer()
 
     def _shut_down(self, error: BaseException | None) -> None:
-        """Stop the workers, and complete all open futures, even if stopping fails. The futures raise the error; if there is
-        no error, they are cancelled.
+        """Stop the workers, and complete all open futures, even if stopping fails.
+
+        The futures raise `error`. If `error` is None, they are cancelled.
         """
         with self._lock:
             self._ended = True

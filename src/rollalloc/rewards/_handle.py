@@ -35,7 +35,7 @@ class Limits:
 
 
 class Lost(Exception):
-    """A worker died or must be killed. The message says why its current sample, if there is one, has no score.
+    """A worker died or must be killed. The message says why the worker's current sample, if any, has no score.
 
     Attributes:
         discarded: number of the worker's answers that were discarded.
@@ -99,7 +99,8 @@ class WorkerHandle:
         Raises:
             Lost: the worker died, exceeded its time limit, or sent something other than its own answer to the first
                 request in `pending`.
-            RuntimeError: one of these happened before the worker was ready, or the worker could not load the function.
+            RuntimeError: the worker could not load the function. Or it was not ready yet when it died, exceeded the time
+                limit for starting, or sent an invalid message.
         """
         try:
             while (message := self.channel.receive()) is not None:

@@ -1,8 +1,8 @@
 """The process between `WorkerScorer` and a worker. It kills the worker, and every process that the worker started.
 
-It runs no user code, so it still works if a reward function blocks the interpreter or kills its parent process. It is
-started by its file path and does not import the package: imports may start threads, and a process with threads cannot
-fork safely.
+The keeper runs no user code, so it still works if a reward function blocks the interpreter or kills its parent process. The
+keeper is started by its file path and does not import the package, because imports may start threads, and a process with
+threads cannot fork safely.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def keep(parent_id: int, descriptor: int, serve: Callable[[int], None]) -> None:
     worker's process group.
 
     Args:
-        parent_id: the parent's process id, to notice that the parent has ended. The channel may then stay open, because
-            other processes that the parent forked have it too.
+        parent_id: the parent's process id, to notice that the parent has ended. The channel does not show this, because
+            other processes that the parent forked may keep the channel open.
         descriptor: the file descriptor of the worker's end of the channel.
         serve: called in the worker with `descriptor`.
     """
@@ -95,7 +95,7 @@ def _children() -> list[int]:
 
 
 def _exit_as(status: int) -> None:
-    """End this process in the same way as the process with this exit status: with its exit code, or by its signal."""
+    """End this process with the exit code, or by the signal, that an exit status contains."""
     code = os.waitstatus_to_exitcode(status)
     if code < 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -37,13 +37,13 @@ _setitimer = signal.setitimer  # stored now, because a sample may replace it lat
 
 
 class Surroundings:
-    """The state of this process at creation. `restore` returns the process to it after each sample.
+    """The state of this process when the object is created. `restore` restores this state after each sample.
 
     The state consists of: timers, signal handlers and the signal mask; resource limits; the three standard streams; the
     working directory, environment, umask and time zone; the interpreter's hooks and recursion limit; the module search
     path and finders; the decimal context; the table of modules; and functions of three kinds of modules: the built-ins,
-    modules for processes and files, and this package. Other modules are not restored. A function may keep caches, pools
-    and connections in them, and replacements that it makes there stay.
+    modules for processes and files, and this package. Other modules are not restored, because a function may keep caches,
+    pools and connections in them.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class Surroundings:
         ]
         self._time_zone = _time_zone()
         self._was_hooked = False
-        sys.addaudithook(self._note_hook)  # detects audit hooks of a sample, which cannot be removed
+        sys.addaudithook(self._note_hook)  # notes whether a sample adds an audit hook, because hooks cannot be removed
         self._streams = sys.stdin, sys.stdout, sys.stderr
         self._hooks = sys.gettrace(), sys.getprofile()
         self._recursion_limit = sys.getrecursionlimit()

@@ -71,7 +71,7 @@ def _score(function: RewardFunction, message: bytes) -> Outcome:
         return Unscored(f"cannot be unpickled in the worker: {error}"[:LONGEST_REASON])
     try:
         return score_sample(function, sample)
-    except BaseException as error:  # all errors: KeyboardInterrupt, for example, must not end the worker
+    except BaseException as error:  # even an exception such as KeyboardInterrupt must not end the worker
         return Unscored(what_was_raised(error), raised=True)
 
 

@@ -70,7 +70,7 @@ def load_taskset(name: str, config: Mapping[str, Any]) -> Any:
 
 
 def check_task(name: str, task: Any) -> None:
-    """Raise an error if a task needs more than one answer and a rubric, for example tools, a sandbox or a judge.
+    """Raise an error if a task needs anything besides one answer and a rubric, for example tools, a sandbox or a judge.
 
     Args:
         name: name of the environment.
@@ -116,7 +116,7 @@ async def compute_score(
         data_source: not used.
         solution_str: the completion, which becomes the assistant's only message.
         ground_truth: not used, because the task contains it.
-        extra_info: a value that `rollalloc data environment` wrote.
+        extra_info: `extra_info` of a prompt that `rollalloc data environment` wrote.
 
     Returns:
         `score`, and each reward and metric by name; None if no reward has a value.

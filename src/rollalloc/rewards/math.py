@@ -3,12 +3,12 @@ r"""Rewards for mathematical answers. They use math-verify, and checks of our ow
 An answer is compared with the ground truth in four steps. The steps are tried in order until one decides:
 
 1. If both are the same text after normalization (`_plain`), the answer is right.
-2. If both are numbers, the answer is right if their values are equal, and wrong if they are not. If one is rounded, they
-   need to be equal only to six decimals and six significant digits.
-3. Some answers are wrong unless step 1 accepted them: words, times of day, numbers in different bases, and a set against
-   a tuple (`_refused`).
-4. math-verify decides. Before that, constants with different values are wrong (`_differ`), because math-verify rounds
-   them to a fixed number of decimals before it compares them.
+2. If both are numbers, the answer is right if their values are equal, and wrong if they are not. If one of them may be
+   rounded (`_may_be_rounded`), the values need to agree only to six decimals and six significant digits.
+3. If one of them is text or a time of day, if both are numbers in different bases, or if one is a set and the other a
+   tuple, the answer is wrong (`_refused`).
+4. If math-verify's parsed results certainly differ, the answer is wrong (`_differ`). This is checked first because
+   math-verify, for example, rounds constants to a fixed number of decimals. Otherwise math-verify decides.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ except ImportError as error:
 Boxed = Literal["required", "preferred", "any"]
 
 _GOLDS = 1024  # maximum number of parsed ground truths to keep
-_DIGITS = 50  # decimals to which math-verify compares constants; with its default of 15, smaller numbers would equal 0
+_DIGITS = 50  # decimals to which math-verify compares constants; with its default of 15, 1e-16 would equal 0
 _DECIMALS, _SIGNIFICANT = Decimal("5e-7"), Decimal("5e-6")  # absolute and relative tolerance for rounded numbers
 
 
@@ -52,9 +52,9 @@ class MathVerify:
 
     Args:
         timeout_s: seconds for parsing, and for each comparison; an integer, at least 1.
-        boxed: where to look for the answer. "required": only in the last `\boxed{...}`. "preferred": in the last box; in
-            a text without a box, after the last "answer is" or "answer:", and where math-verify finds an answer. "any": in
-            all of these places, even in a text with a box.
+        boxed: where to look for the answer. "required": in the last `\boxed{...}`. "preferred": in the last box or, if there
+            is no box, in the text. "any": in the last box and in the text. In the text, an answer is found after the last
+            "answer is" or "answer:", in the last inline formula, or by math-verify.
 
     Raises:
         ValueError: on creation, `boxed` has another value; on a call, the ground truth is empty or cannot be parsed.
@@ -205,7 +205,7 @@ def _is_text(plain: str) -> bool:
 
 
 def _refused(gold: str, answer: str) -> bool:
-    """Whether an answer that differs from the ground truth must be wrong. Both texts are normalized.
+    """Whether an answer is wrong because its text differs from the ground truth. Both texts are normalized.
 
     math-verify must not decide in these cases, because it reads a word as the product of its letters and a time of day as
     a quotient, and ignores bases.
@@ -280,7 +280,7 @@ def _is_constant(expression: Any) -> bool:
 def _may_be_rounded(first: Number, second: Number) -> bool:
     """Whether one number may be a rounded form of the other. 0.333333 may be 1/3, but 4.9999999 is not 5.
 
-    Both must have a decimal point, or one must have a decimal point and the other must not be a whole number.
+    True if both have a decimal point, or if one has a decimal point and the other is not a whole number.
     """
     return (first.rounded and second.rounded) or any(
         one.rounded and other.value != other.value.to_integral_value()

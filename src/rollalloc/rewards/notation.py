@@ -28,7 +28,7 @@ class Number(NamedTuple):
     Attributes:
         value: the number; if a percent sign follows, the number before the sign.
         percent: whether a percent sign follows.
-        rounded: whether it has a decimal point. Then it may be a rounded number.
+        rounded: whether the number has a decimal point, so that it may be rounded.
     """
 
     value: Decimal
@@ -86,7 +86,7 @@ _NUMBER = re.compile(
           | \s?/\s?(?P<divisor>{_DIGITS})
         )?
     )
-    (?!\s?\^|[⁰¹²³⁴⁵⁶⁷⁸⁹⁻])                              # not the base of a power either
+    (?!\s?\^|[⁰¹²³⁴⁵⁶⁷⁸⁹⁻])                              # not the base of a power
     (?P<percent>\s?(?:\\?%|percent\b))?
     """,
     re.VERBOSE | re.ASCII,

@@ -18,7 +18,7 @@ def overlong_penalty(tokens: int, max_tokens: int, buffer: int) -> float:
 
     Args:
         tokens: length of the completion, at least 0.
-        max_tokens: a number above 0. From this length on, the penalty is −1.
+        max_tokens: length from which on the penalty is −1; above 0.
         buffer: number of tokens over which the penalty grows from 0 to −1, in [1, max_tokens].
 
     Raises:
@@ -37,7 +37,7 @@ class OverlongScorer(Scorer):
 
     Args:
         scorer: scores the samples, which must have `tokens`. `close` closes this scorer too.
-        max_tokens: a number above 0. From this length on, the penalty is −1.
+        max_tokens: length from which on the penalty is −1; above 0.
         buffer: number of tokens over which the penalty grows from 0 to −1, in [1, max_tokens].
 
     Raises:

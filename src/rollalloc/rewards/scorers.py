@@ -18,7 +18,7 @@ from rollalloc.rewards.tally import Tally
 
 
 class Scorer(Protocol):
-    """Scores samples. Used as a context manager, it closes itself at the end."""
+    """Scores samples. As a context manager, a scorer closes itself at the end."""
 
     def score(self, samples: Sequence[Sample]) -> list[Outcome]:
         """Score samples. Return one outcome per sample, in order.
@@ -98,9 +98,9 @@ class WorkerScorer(Scorer):
     If a sample takes too long or its worker dies, the worker and all processes that it started are killed, and a new
     worker is started. If the sample was the worker's first, it is `Unscored`. Otherwise an earlier sample may be the cause,
     so the sample is tried again in a fresh worker. Changes that a function makes to its process are undone between samples.
-    Answers from processes that it forks are ignored. docs/rewards.md has the details.
+    Answers from processes that the function forks are ignored. docs/rewards.md has the details.
 
-    Workers start at the first call. They run until `close`, or until the interpreter ends. What the function prints is
+    Workers start at the first call. They run until `close`, or until the interpreter ends. The function's printed output is
     discarded. Workers do not import the caller's main module, so scripts need no `if __name__ == "__main__"`. Several
     threads may share a scorer. POSIX only; the memory limit works on Linux only.
 

@@ -16,8 +16,8 @@ from rollalloc.rewards.scorers import WorkerScorer
 def compute_score(**sample: Any) -> dict[str, float]:
     """Return the reward as `score`, and the success rate for selection as `acc`.
 
-    The reward is signed so that a right answer outweighs DAPO's overlong penalty, which is at most 1. A completion without
-    a box, or with an open last box, is wrong.
+    With this reward, a right answer with DAPO's full overlong penalty, 1 − 1, is still better than a wrong answer, −1. A
+    completion is wrong if it has no box, or if its last box is not closed.
 
     Args:
         sample: the arguments that verl passes to a reward function.

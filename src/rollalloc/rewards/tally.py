@@ -9,8 +9,8 @@ from typing import Any
 
 from rollalloc.rewards.function import Outcome, Sample, Scored
 
-_NAMED = 20  # maximum number of slow samples, and of lost samples, that are named
-_REASONS = 50  # number of reasons counted separately, because an exception's text may differ for every sample
+_NAMED = 20  # maximum number of slow samples, and of lost samples, in a report
+_REASONS = 50  # maximum number of reasons to count separately; an exception's text may differ for every sample
 
 
 class Tally:

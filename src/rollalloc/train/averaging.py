@@ -9,18 +9,18 @@ from transformers import PreTrainedModel
 
 from rollalloc.models.weights import trained
 
-WINDOWS_BEFORE = 2.0  # the mean begins after this many windows of rows
-_BEGINS = 9.0  # at first, the mean covers about a ninth of the steps since it began, and later `window` rows
+WINDOWS_BEFORE = 2.0  # averaging begins after this many times `window` rows
+_BEGINS = 9.0  # at first, the mean covers about a ninth of the steps since averaging began
 
 
 class WeightAverage:
-    """Keeps the running mean of a model's weights in one model, and trains a second one.
+    """Keeps the running mean of a model's weights in one model, and trains a second model.
 
         mean ← d · mean + (1 - d) · weights,  d = min(1 - rows / window, t / (t + 9)),  t = step - 2 window / rows
 
-    Averaging removes the noise of a constant learning rate. It begins after two windows of rows; until then, t ≤ 0 and
-    d = 0. A model learns fast in the first steps, so an earlier mean would lag behind. The window is a number of rows, so
-    the lag and the noise of the mean do not depend on the batch size (Hilton et al., arXiv 2110.00641).
+    Averaging removes the noise of a constant learning rate. It begins after 2 · window rows, because a model learns fast in
+    the first steps, and a mean over these steps would lag behind. Until then, t ≤ 0 and d = 0. The window is a number of
+    rows, so the lag and the noise of the mean do not depend on the batch size (Hilton et al., arXiv 2110.00641).
 
     Args:
         mean: the model that samples. Its parameters become the mean; it gets no gradients.

@@ -2,7 +2,7 @@
 
 A checkpoint is the folder `checkpoints/<batches trained>`. It is written under a hidden name, synced to disk, and then
 renamed. If the run is killed or the disk is full, the previous checkpoint is still complete. The manifest contains the size
-and SHA-256 of every file. If they do not match, the previous checkpoint is used.
+and SHA-256 of every file. If a file does not match, the previous checkpoint is used.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 SCHEMA = 4  # schema number of a checkpoint
 _MANIFEST, _STATE = "manifest.json", "state.json"
 FILES = ("weights", "optimizer", "payloads")  # files of tensors in each checkpoint of the native trainer
-TRAINED = "trained"  # file of the trained weights, if weights are averaged; `weights` then has the mean
+TRAINED = "trained"  # with averaging: file of the trained weights; the file `weights` has the mean
 _HIDDEN = ".unfinished-"  # prefix of a folder while it is being written or removed
 _TEMPORARY = re.compile(r"\.tmp\w{6}")  # temporary name of a file that safetensors is writing
 
@@ -90,7 +90,7 @@ def save(
         keep: number of newest checkpoints to keep, including this one; at least 1.
 
     Raises:
-        OSError: the checkpoint could not be written, for example because the disk is full. Earlier ones are still there.
+        OSError: the checkpoint could not be written, for example because the disk is full. Earlier checkpoints are kept.
     """
     parent = folder / CHECKPOINTS
     partial, final = _hidden(parent, str(batches)), parent / str(batches)
@@ -107,7 +107,7 @@ def save(
         for file in partial.iterdir():
             sync(file)
         sync(partial)
-        if final.exists():  # it is corrupt; otherwise the run would have resumed from it
+        if final.exists():  # a corrupt checkpoint; otherwise the run would have resumed from it
             if foreign := _foreign(final):
                 raise FileExistsError(
                     f"{', '.join(foreign)} in the folder does not belong to a checkpoint; move it away"
@@ -230,7 +230,7 @@ def _foreign(place: Path) -> list[str]:
 
 
 def _remove(place: Path) -> None:
-    """Remove a checkpoint. It is first renamed: if removing is interrupted, the rest must not look like a checkpoint."""
+    """Remove a checkpoint. It is renamed first, so that it is no checkpoint any more if the removal is interrupted."""
     _unlink(place.rename(_hidden(place.parent, place.name)))
 
 

@@ -24,7 +24,7 @@ SCHEMA = 4  # schema number of run.json
 MAX_NEW_TOKENS = 1024
 _MOST_WORKERS = 1024  # maximum number of scoring processes; each runs its own Python
 
-# Groups of fields. A resumed run must have the same values as its checkpoint, except in fields of these groups.
+# Groups of fields. `Config.identity` says in which of these groups a resumed run may differ from its checkpoint.
 SAVING = ("checkpoint_every", "checkpoint_minutes", "keep_checkpoints", "log_rollouts", "notices", "track")
 WAITING = ("generator_limit_s",)
 ASYNC = ("engine", "streaming")  # `run.json` has these only with the asynchronous engine
@@ -33,8 +33,19 @@ OF_DATA_AND_REWARD = (
     *("reward_workers", "reward_limit_s", "device", "chat_template_args", "accept_overlap"),
 )
 WHERE_IT_RUNS = ("reward_workers", "reward_limit_s", "device")
-DATA = ("prompts", "heldout", "chat_template_args", "accept_overlap")  # a checkpoint has digests of the data instead
-METHOD = ("recipe", "parameters", "max_rollouts", "staleness", "ahead")  # the allocator's state has the recipe instead
+DATA = (
+    "prompts",
+    "heldout",
+    "chat_template_args",
+    "accept_overlap",
+)  # not compared: a checkpoint has digests of the data
+METHOD = (
+    "recipe",
+    "parameters",
+    "max_rollouts",
+    "staleness",
+    "ahead",
+)  # not compared: the allocator's state has the recipe
 NAMES = ("label", "task")
 _ENDING = ("max_batches", "stop_when_barren", "target")
 _MEMORY = ("tokens_per_forward", "gradient_checkpointing")
@@ -50,7 +61,7 @@ class Config:
         heldout: a Parquet or JSONL file of prompts for evaluation. None: no evaluation.
         reward: `package.module:function`, or `file.py:function`, with verl's `compute_score` signature.
         single_answer: True if the ground truth of every held-out prompt is its only right answer. Accuracy is then exact.
-        drop_overlong: True: leave out prompts that do not fit the model's context. False: they raise an error.
+        drop_overlong: True: leave out prompts that do not fit the model's context. False: such prompts raise an error.
         reward_workers: number of processes that score. 0: score in this process, which is safe only for trusted rewards.
         reward_limit_s: time limit for scoring one rollout in a worker process, in seconds.
         overlong_buffer: DAPO's overlong penalty grows over this many tokens before the length limit. None: no penalty.
@@ -80,16 +91,16 @@ class Config:
         optimizer_steps_per_batch: number of mini-batches into which each batch is split.
         loss: clipping, aggregation over tokens, and KL term.
         max_grad_norm: gradients are clipped to this norm.
-        averaging: number of last rows over which an exponential moving average of the weights is taken. The average is
-            used for sampling, evaluation and the saved model; see `rollalloc.train.averaging`. Needs memory for one more
-            copy of the trained weights. 0: no averaging.
+        averaging: window of an exponential moving average of the weights, as a number of rows. The average is used for
+            sampling, evaluation and the saved model; see `rollalloc.train.averaging`. It needs memory for one more copy of
+            the trained weights. 0: no averaging.
         tokens_per_forward: maximum number of tokens in one forward and backward pass, including prompts and padding. A
             longer row gets a pass of its own. This limits memory and changes nothing else.
         precision: number format of the update and of an exact evaluation: "fp32", "bf16" or "auto" (bf16 on a GPU that
             supports it, otherwise fp32). Weights, gradients, optimizer and log-probabilities are always in fp32.
         sampling_dtype: number format of weights and key-value cache while sampling. If it is not float32, rollouts are
-            sampled from a copy of the model, and importance ratios are relative to this copy. Then all rows get the
-            truncated importance weights of stale rows, unless weights are averaged.
+            sampled from a copy of the model, and importance ratios are relative to this copy. All rows then get the
+            truncated importance weights of stale rows, except if weights are averaged.
         gradient_checkpointing: True: keep only the inputs of the model's layers, and compute the rest again in the
             backward pass. This saves memory; the gradient is the same up to rounding.
         eval_every: number of rollouts between two evaluations.
@@ -97,9 +108,9 @@ class Config:
         max_batches: number of batches after which the run ends. None: no limit.
         stop_when_barren: True: end the run when the last max(256, number of prompts) groups all had equal rewards.
         target: held-out accuracy at which the run ends, once two evaluations in a row reach it. None: no target.
-        checkpoint_every: number of batches between two checkpoints. None: no checkpoints by batches.
-        checkpoint_minutes: minutes between two checkpoints. None: no checkpoints by time. In addition, a checkpoint is
-            written at the end, and when the run is asked to stop.
+        checkpoint_every: number of batches between two checkpoints. None: no checkpoints by batches. A checkpoint is always
+            written at the end of the run, and when the run is asked to stop.
+        checkpoint_minutes: minutes between two checkpoints. None: no checkpoints by time.
         keep_checkpoints: number of newest checkpoints to keep, at least 1.
         log_rollouts: write the text and score of each rollout to `rollouts.jsonl`.
         notices: warn in the log and on the page if the reward function fails, always gives the same score or is slow, or
@@ -247,7 +258,7 @@ class Config:
         if self.schedule.over_budget:
             may_differ.remove("max_batches")  # part of the budget over which the learning rate falls
         if self.engine == "async" and not self.streaming.overlap:
-            # The number of forward passes matters, because each is followed by one decoding step of the rollouts.
+            # The number of forward passes matters, because one decoding step of the rollouts follows each pass.
             may_differ.remove("tokens_per_forward")
         compared = [each.name for each in fields(self) if each.name not in may_differ]
         return {name: describe(getattr(self, name)) for name in compared}

@@ -10,7 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 DEFAULT_SHAPE: Mapping[str, int] = {"groups": 16, "n": 4}
-DEFAULT_ALONE: Mapping[str, int] = {"groups": 32, "n": 1}  # default sizes of recipes without groups
+DEFAULT_ALONE: Mapping[str, int] = {
+    "groups": 32,
+    "n": 1,
+}  # default sizes of recipes that generate one rollout per prompt
 _ALONE = ("reinforce", "raft", "spo", "foresight")
 ROLLOUTS_PER_PROMPT, LEAST_ROLLOUTS = 16, 4096  # the default budget
 _EVALUATIONS = 10  # number of evaluations over the budget, not counting the initial model's
@@ -38,10 +41,11 @@ def default_grid(budget: int) -> int:
 def matched(recipe: str, groups: int, n: int) -> dict[str, Any]:
     """A recipe's parameters for comparisons in which all recipes have the same groups per batch and rollouts per group.
 
-    n stands for: the n of GRPO and DAPO; the pilots plus commits of Pilot-Commit; the last size of racing and C-GRPO; the
-    rollouts of PODS, which keeps half of them; the rows of DARTS, which generates up to twice as many rollouts; the mean
-    of Knapsack; both the rows and the rollouts per round of Reinforce-Ada. Recipes that search for prompts generate three
-    batches at a time. Recipes without groups get groups · n prompts per batch, with one rollout of each prompt.
+    Most recipes generate n rollouts per group and train on all of them. In Pilot-Commit, n is the number of pilots plus
+    commits; in racing and C-GRPO, the last size; in Knapsack, the mean. PODS trains on half of n rollouts. DARTS trains on
+    n rows, and generates up to twice as many rollouts. Reinforce-Ada trains on n rows, and generates n rollouts per round.
+    Recipes that search for prompts generate three batches at a time. Recipes without groups get groups · n prompts per
+    batch, with one rollout of each prompt.
 
     Args:
         recipe: a key of `rollalloc.named.RECIPES`.

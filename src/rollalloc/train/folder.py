@@ -19,7 +19,7 @@ from rollalloc.runs.reader import newest_line
 from rollalloc.train import checkpoint
 
 _PARTIAL = ".unfinished-model"
-# Everything that a run writes, except for trackers. The metrics are written first. They mark the folder as a run's folder.
+# Everything that a run writes, except the files of trackers. The metrics, which mark a run's folder, are written first.
 _NAMES = (METRICS, DESCRIPTION, ROLLOUTS, REWARDS, ALLOCATOR, FEATURES, MODEL, _PARTIAL, CHECKPOINTS)
 _PRODUCTS = (MODEL, ALLOCATOR, ROLLOUTS)
 _NEW_FOLDER = "give a new or empty folder (--out)"
@@ -34,9 +34,10 @@ class Saves(Protocol):
 
 
 class RunFolder:
-    """The folder of a run, and its lock, which is held from `check`, `begin` or `go_on` until `release`.
+    """The folder of a run.
 
-    Only files in the manifest of the folder's runs are overwritten or removed (see `rollalloc.files.claims`).
+    `check` (if the folder exists), `begin` and `go_on` lock the folder, and `release` unlocks it. Only files in the manifest
+    of the folder's runs are overwritten or removed (see `rollalloc.files.claims`).
 
     Args:
         path: the folder; it need not exist.
@@ -154,7 +155,7 @@ class RunFolder:
         with naming(final):
             try:
                 model.save(partial)
-            except SafetensorError as error:  # safetensors raises this, for a full disk too
+            except SafetensorError as error:  # safetensors raises its own error, even if the disk is full
                 full = "No space left" in str(error) or "os error 28" in str(error)
                 raise OSError(errno.ENOSPC if full else errno.EIO, str(error)) from error
         files = [file.relative_to(partial).as_posix() for file in partial.rglob("*") if file.is_file()]

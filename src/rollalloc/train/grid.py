@@ -50,7 +50,7 @@ class Grid:
         """Record the newest evaluation for a grid point. Return it as fields for a line of the metrics.
 
         Args:
-            at: the grid point. None: the end of the run. This evaluation does not count for the target.
+            at: the grid point. None: the end of the run. An evaluation at the end does not count for the target.
         """
         version, evaluation, accuracies = self.latest, self._evaluation, self._counters.accuracies
         assert version is not None, "record follows add"
@@ -73,7 +73,7 @@ class Grid:
     def _check(self, evaluation: Evaluation) -> None:
         accuracy, target = evaluation.accuracy, self._config.target
         if accuracy is None:
-            if self._counters.batches:  # for the first evaluation, `Notices` logs a better warning
+            if self._counters.batches:  # `Notices` warns about the first evaluation
                 log.warning("no held-out sample has a score: %s", counted(evaluation.unscored))
         elif not isfinite(accuracy):
             raise FloatingPointError(

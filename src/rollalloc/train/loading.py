@@ -42,7 +42,7 @@ def check(config: Config, loaded: Loaded | None = None) -> Loaded:
 
     Args:
         config: configuration of the run.
-        loaded: the run's prompts, if they were loaded and the reward was tried before.
+        loaded: the run's prompts, if the caller has loaded them and tried the reward. None: `check` does both.
 
     Raises:
         ValueError: the device cannot be used; the recipe cannot be made, or has too few prompts or rollouts; the recipe
@@ -115,9 +115,7 @@ def _check_repeated(train: PromptSet) -> None:
 
 
 def _check_overlap(train: PromptSet, held: PromptSet, *, accepted: bool) -> None:
-    """Warn about held-out prompts in the training set. If their share exceeds `MOST_SHARED`, raise a ValueError, unless
-    `accepted`.
-    """
+    """Warn about held-out prompts in the training set. Without `accepted`, a share above `MOST_SHARED` is a ValueError."""
     shared = same_text(map(normalised, held.prompts), map(normalised, train.prompts))
     if not shared:
         return
@@ -151,7 +149,7 @@ def _check_features(config: Config, recipe: Recipe) -> None:
 def features_for(
     config: Config, recipe: Recipe, policy: Policy, train: EncodedPrompts, resumed: Path | None
 ) -> Features | None:
-    """Features for a recipe that reads them, from the resumed run or a file, or newly computed; None for other recipes."""
+    """The recipe's features, from the resumed run or a file, or computed with the policy; None if the recipe uses none."""
     if not recipe.reads_features:
         return None
     keys = train.prompt_set.keys

@@ -24,9 +24,9 @@ def token_losses(
         surrogate = max(surrogate, dual · A) where A < 0
         losses = weight · iw · (kl · rho · k3 - surrogate)
 
-    The proximal policy is the policy before this batch's first step. The behaviour policy is the policy that sampled. For
-    fresh rows they are the same, so iw is 1. The dual clip bounds the loss of a bad token that has become much more
-    likely. rho · k3 instead of k3 (see `divergences`) makes the gradient of the KL term unbiased, as with TRL's
+    The proximal policy is the policy before this batch's first step. The behaviour policy is the policy that sampled the
+    rows. For fresh rows, both are the same policy, so iw is 1. The dual clip bounds the loss of a bad token that has become
+    much more likely. rho · k3 instead of k3 (see `divergences`) makes the gradient of the KL term unbiased, as with TRL's
     `use_bias_correction_kl`. PPO, arXiv 1707.06347; dual clip, arXiv 1912.09729; decoupled, arXiv 2110.00641; truncated
     importance sampling, arXiv 1802.01561; KL, arXiv 2512.02556.
 
@@ -60,8 +60,8 @@ def divergences(logprobs_BT: Tensor, reference_BT: Tensor) -> Tensor:
 
         k3 = exp(reference - logprobs) - (reference - logprobs) - 1
 
-    It is unbiased for tokens that the policy sampled (http://joschu.net/blog/kl-approx.html), and used by GRPO (arXiv
-    2402.03300).
+    The estimate is unbiased for tokens that the policy sampled (http://joschu.net/blog/kl-approx.html). GRPO uses this
+    estimate (arXiv 2402.03300).
 
     Args:
         logprobs_BT: log-probabilities under the policy being trained, with gradient.
@@ -80,7 +80,7 @@ def shares(lengths_B: Tensor, aggregation: Aggregation, max_new_tokens: int) -> 
         dr_grpo          1 / (B · max_new_tokens)     the weight of a token is a constant (Dr. GRPO, arXiv 2503.20783)
 
     A mini-batch has all rows of one optimizer step, even if they take several forward passes. B includes rows without an
-    advantage. TRL's names for these, in one process: "dapo" is `token_mean`, "grpo" is `sequence_mean`, and "dr_grpo" is
+    advantage. In a run with one process, TRL's "dapo" is `token_mean`, "grpo" is `sequence_mean`, and "dr_grpo" is
     `dr_grpo`. "bnpo" is `token_mean` if a step has one forward pass.
 
     Args:

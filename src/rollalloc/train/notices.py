@@ -1,4 +1,4 @@
-"""Warnings about a reward that fails, never differs, is not a success rate or is slow. Each is given once per process."""
+"""Warnings, given once per process, about a reward that fails, never differs, is not a success rate or is slow."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Notices:
         self._look_at_time()
 
     def rolled_out(self, allocator: Allocator, outcomes: Outcomes) -> None:
-        """Check the rollouts scored so far. Call this even before the first batch, because that may take long."""
+        """Check the rollouts scored so far. Call this even before the first batch, which may take long."""
         self._look_at_time()
         unscored, paid = sum(outcomes.unscored.values()), allocator.paid
         if unscored >= max(FIRST * _MANY, paid * _MANY) and paid >= FIRST:
@@ -77,9 +77,9 @@ class Notices:
             self.teaching(in_words(allocator.teaching.final_shares()), allocator.paid)
 
     def teaching(self, text: str | None, paid: int) -> None:
-        """Warn that rollouts give no learning signal. A warning with the same text as the last one is not repeated.
+        """Warn that rollouts give no learning signal, unless the last warning had the same text.
 
-        A few equal rewards are no reason to warn if the first evaluation found scores that differ.
+        If the scores of the first evaluation differ, there is no warning before `WINDOW` rollouts are paid.
         """
         if text is not None and text != self._teaching and not (self._differs and paid < WINDOW):
             self._teaching = text

@@ -12,6 +12,7 @@ Aggregation = Literal["token_mean", "sequence_mean", "dr_grpo"]
 @dataclass(frozen=True, slots=True)
 class Clip:
     """Limits of the importance ratios.
+
     Attributes:
         low: ratios below 1 - low are clipped; in (0, 1].
         high: ratios above 1 + high are clipped; above 0. A value above low is "clip-higher" (DAPO, arXiv 2503.14476).

@@ -32,7 +32,7 @@ def read_config(folder: Path) -> Config:
 
     Raises:
         FileNotFoundError: there is no `run.json`.
-        ValueError: it is damaged, or a different version of rollalloc wrote it.
+        ValueError: `run.json` is damaged, or a different version of rollalloc wrote it.
     """
     path = folder / DESCRIPTION
     if not path.exists():
@@ -154,7 +154,7 @@ def _digest(file: Path, changed_ns: int) -> str:
 
 
 def _reward_file(reward: str) -> str | None:
-    """The file of a reward function, from `file.py:function` or `package.module:function`, without importing it."""
+    """The file of a reward function `file.py:function` or `package.module:function`. The function is not imported."""
     module = reward.rpartition(":")[0]
     if not module or module.endswith(".py"):
         return module or None

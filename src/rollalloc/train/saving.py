@@ -1,4 +1,4 @@
-"""Decide when to write checkpoints and which one to resume from, and keep track of the files that grow during a run."""
+"""Write checkpoints when they are due, load the newest checkpoint, and keep track of the files that grow during a run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Checkpoints:
         config: says when checkpoints are due.
 
     Attributes:
-        newest: number of batches trained at the newest checkpoint that this run wrote or resumed from; None if it has none.
+        newest: number of batches trained at the newest checkpoint that this run wrote or resumed from. None: no checkpoint.
     """
 
     def __init__(self, place: RunFolder | None, state: RunState, config: Config) -> None:

@@ -61,7 +61,7 @@ class Schedule:
 
         As in PyTorch and transformers, the first step after the warmup has the full rate, and the first step after
         `steps` has the floor. The first step of the warmup is already above 0. A rate that falls over the budget begins to
-        fall with the first rollout, so during the warmup both factors are multiplied.
+        fall with the first rollout, so during the warmup the rising and the falling share are multiplied.
 
         Args:
             step: number of the step, from 1.

@@ -50,7 +50,7 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class ChangedPrompts:
-    """Numbers of prompts that were lost, added or kept since a checkpoint was saved."""
+    """Numbers of prompts that are missing, new or kept, compared with a checkpoint."""
 
     lost: int
     new: int
@@ -129,8 +129,8 @@ class RunState:
         allocator: the core of the run.
         engine: supplies the state of the rollouts.
         updater: saves and loads the weights.
-        identity: returns the values that a checkpoint of this run must have, apart from the recipe. "prompts" is a digest
-            of the prompts. The function is called at the first checkpoint.
+        identity: returns the values that a checkpoint of this run must have, apart from the recipe. The value "prompts" is a
+            digest of the prompts. The function is called once, when a checkpoint is first saved or loaded.
 
     Attributes:
         counters: counts that the trainer itself keeps.
@@ -201,10 +201,10 @@ class RunState:
         return changed
 
     def load(self, saved: Checkpoint, *, accept_recipe: bool, remap: bool) -> None:
-        """Load a checkpoint. Log a warning if it was saved under another recipe.
+        """Load a checkpoint. Log a warning if the checkpoint was saved under another recipe.
 
         Raises:
-            ValueError: it was saved under another recipe, and `accept_recipe` is False. Nothing was changed.
+            ValueError: the checkpoint was saved under another recipe, and `accept_recipe` is False. Nothing was changed.
         """
         state = saved.state
         others = list(differences(state["allocator"]["recipe"], self.allocator.recipe.description))
@@ -224,7 +224,7 @@ class RunState:
         self.updater.steps = state["optimizer_steps"]
 
     def _changed_data(self, state: Mapping[str, Any]) -> ChangedData | None:
-        """How the data differ from a checkpoint's data; None if they do not."""
+        """How the data differ from a checkpoint's data; None if they are the same."""
         before, now = state["identity"], self.identity
         others = tuple(name for name in _OTHER_DATA if name in now and before.get(name, now[name]) != now[name])
         prompts = None if before["prompts"] == now["prompts"] else self._changed_prompts(state)

@@ -51,7 +51,7 @@ def scalars(line: Mapping[str, Any]) -> dict[str, float]:
     """The numbers in a line of the metrics by name: all under `rollalloc/`, and the mean reward also as `reward`.
 
     Nested numbers are named by their path. Counts of rollouts without a score are summed over the reasons, because
-    reasons are free text. From a line of an evaluation, only fields that other lines do not have are used.
+    reasons are free text. If the line is of an evaluation, fields that other lines have too are left out.
     """
     own = {name: value for name, value in line.items() if name not in ("kind", "unscored", "lengths")}
     if line["kind"] == "eval":
@@ -78,7 +78,7 @@ def _tensorboard(folder: Path, described: Mapping[str, Any]) -> Iterator[Listene
     def listen(line: dict[str, Any]) -> None:
         nonlocal writer
         paid = line["rollouts_paid"]
-        # Hide points with more rollouts. They were logged by an earlier run, or after the checkpoint that was resumed.
+        # Hide the points from this number of rollouts on, which an earlier run logged, or this run before it was resumed.
         writer = writer or SummaryWriter(folder / "tensorboard", purge_step=paid)
         for name, value in scalars(line).items():
             writer.add_scalar(name, value, paid)

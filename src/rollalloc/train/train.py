@@ -1,8 +1,8 @@
 """Training: `train` loads what a configuration names and runs the loop.
 
-`Loop` reads from top to bottom: ask the allocator, generate what it orders, tell it the scores, update the weights on
-its batch, evaluate and save. The recipe's decisions are made in the core. `Trainer` is the loop for a model in this
-process. `rollalloc.drivers.tinker` has a loop for a model at a service.
+`Loop` asks the allocator for orders, generates the rollouts, tells the allocator their scores, trains on the allocator's
+batch, evaluates and saves. The recipe's decisions are made in the core. `Trainer` is the loop for a model in this process.
+`rollalloc.drivers.tinker` has a loop for a model at a service.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def train(
                 refuse_unfit_model(policy.model, train_prompts.tokens, config.sampling, config.streaming)
             heldout = None if heldout_prompts is None else held_out_of(config, policy, heldout_prompts)
             features = features_for(config, recipe, policy, train_prompts, folder if resumes else None)
-            if config.lora is not None:  # only now, because features are computed with the base model
+            if config.lora is not None:  # after the features, which are computed with the base model
                 policy = policy.with_lora(config.lora, seed=config.seed)
             trainer = Trainer(
                 *(policy, recipe, train_prompts, scorer, config),
@@ -179,7 +179,7 @@ class Loop(ABC):
         return {}
 
     def description(self) -> dict[str, Any] | None:
-        """The contents of `run.json`; None: the caller of `run` writes it."""
+        """The contents of `run.json`. None: the caller of `run` writes the file."""
         return None
 
     def run(self, *, overwrite: bool = False) -> str:
@@ -229,8 +229,7 @@ class Loop(ABC):
             if batch is None or not self.engine.can_update:
                 why = self._generate()
                 continue
-            # The rollouts of this batch may have passed points of the grid. At these points, the weights before the batch
-            # are evaluated.
+            # The number of rollouts may have passed grid points. For these points, evaluate the weights before this batch.
             before = self.allocator.paid - 1
             if self.grid.is_due(before):
                 self.engine.pause()
@@ -298,7 +297,7 @@ class Loop(ABC):
         return self.engine.can_update and (actions.batch is not None or actions.finished is not None)
 
     def _go_on(self) -> None:
-        """While a batch is trained, tell the allocator which rollouts ended and order more, if the engine streams."""
+        """If the engine streams, tell the allocator which rollouts have ended, and submit the new orders."""
         if self.engine.streams:
             self._tell(self.engine.poll(wait=False))
             self._ask()
@@ -361,7 +360,7 @@ class Loop(ABC):
         self._write({"kind": "eval", **self.counters.made, **figures})
 
     def _why_stop(self) -> str | None:
-        """Why the run is over after this batch; None if it is not."""
+        """Why the run is over after this batch; None if the run continues."""
         config, counters = self.config, self.counters
         if (accuracy := self.grid.confirmed()) is not None:
             return f"target: held-out accuracy {accuracy:.4f} reaches {config.target}"
@@ -417,7 +416,7 @@ class Loop(ABC):
             raise
 
     def _give_up(self, why: str) -> NoReturn:
-        """End a run without scores, without writing a checkpoint. After a repair, it can resume from the last checkpoint."""
+        """End a run without scores. No checkpoint is written, so that a repaired run resumes from the last checkpoint."""
         if self.folder is not None:
             self._report()
         self._write_last("failed", why)

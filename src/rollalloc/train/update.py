@@ -61,7 +61,7 @@ class Updater:
     """Trains a policy on batches.
 
     Args:
-        policy: the model; trained in place. With a KL term, a copy is made now as the reference, so a resumed run must
+        policy: the model; trained in place. With a KL term, it is copied at creation as the reference, so a resumed run must
             begin with the initial policy of the run.
         prompts: token ids of each prompt.
         config: configuration of the trainer.
@@ -70,8 +70,8 @@ class Updater:
         ValueError: gradient checkpointing is on, but the model's layers cannot be recomputed.
 
     Attributes:
-        model: the model that is trained. It is the policy's own model. If weights are averaged, it is a second model, and
-            the policy's model has the mean.
+        model: the model that is trained. Without averaging, this is the policy's own model. With averaging, this is a second
+            model, and the policy's model has the mean.
         optimizer: AdamW.
         steps: number of steps taken so far.
         reference: a frozen copy of the initial policy's model; None without a KL term.
@@ -90,7 +90,7 @@ class Updater:
         self.steps = 0
         self._between_passes: Callable[[], None] | None = None
         self.reference = deepcopy(policy.model).requires_grad_(False) if config.loss.kl else None
-        with self._recomputing():  # raise now if the model does not allow it
+        with self._recomputing():  # raise now if the layers cannot be recomputed
             pass
 
     def save(self, batches: int) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
@@ -168,7 +168,7 @@ class Updater:
         }
 
     def _before(self, examples: Sequence[Example]) -> dict[int, Tensor]:
-        """Log-probabilities of a few rows under the averaged weights, before the batch's steps, by rollout."""
+        """Log-probabilities of a few rows, by rollout id, under the averaged weights. Called before the batch's steps."""
         return {example.row.rollout: now_T for example, now_T in self._judged(self.policy.model, _measured(examples))}
 
     def _moved(self, examples: Sequence[Example], before: Mapping[int, Tensor]) -> float:
@@ -246,7 +246,7 @@ class Updater:
         """Take one optimizer step on the loss of a mini-batch."""
         names, figures = self._backward(examples)
         norms = torch.nn.utils.clip_grad_norm_(self._parameters, self.config.max_grad_norm)
-        *found, norm = torch.cat([figures, norms.double()[None]]).tolist()  # only here a step waits for the device
+        *found, norm = torch.cat([figures, norms.double()[None]]).tolist()  # the only wait for the device in a step
         if not isfinite(norm):
             what = f"the gradient's norm is {norm} in optimizer step {self.steps + 1}: the training diverged"
             raise FloatingPointError(f"{what}; try a smaller learning rate")
@@ -258,7 +258,7 @@ class Updater:
         return {**dict(zip(names, found, strict=True)), "grad_norm": norm}
 
     def _backward(self, examples: Sequence[Example]) -> tuple[tuple[str, ...], Tensor]:
-        """Accumulate the gradient of a mini-batch's loss. Return the names and values of the loss and of means over tokens.
+        """Accumulate the gradient of a mini-batch's loss. Return names and values of the loss and other figures.
 
         Without a KL term, a row without an advantage has no gradient: it counts in the means, but needs no forward pass.
         """
