@@ -687,7 +687,7 @@ def test_other_types_are_refused():
         TypeError, match=r"stage 'rollout': judge: expected a rule derived from .*JudgeRule, got Oldest"
     ):
         recipes.grpo(1, 1).replace(judge=promote.Oldest())
-    with pytest.raises(TypeError, match="has no stable description, so a recipe with it cannot be compared"):
+    with pytest.raises(TypeError, match="has no stable description, so its recipe cannot be compared"):
         replace(recipes.grpo(1, 1), advantage=OverGroup(lambda rewards_G: rewards_G))
 
 
@@ -764,12 +764,12 @@ BASE = recipes.grpo(1, 2)
         (with_judge(BASE, Returns(None)), "returned no verdict although all rollouts of the group have ended"),
         (with_judge(BASE, Returns(Verdict(Act.NEXT))), "returned NEXT in the last stage; expected TRAIN"),
         (with_promote(BASE, Twice()), "must choose at most 1 different groups"),
-        (replace(BASE, rows=ReturnsRows((0, 0), (1.0, 1.0))), "must choose different rollouts of 2 by index"),
-        (replace(BASE, rows=ReturnsRows((2,), (1.0,))), "must choose different rollouts of 2"),
-        (replace(BASE, rows=ReturnsRows((-1,), (1.0,))), "must choose different rollouts of 2"),
-        (replace(BASE, rows=ReturnsRows((), ())), "at least one, got"),
-        (replace(BASE, rows=ReturnsRows((0.0, 1.0), (1.0, 1.0))), "by index, at least one, got"),
-        (replace(BASE, rows=ReturnsRows((True, False), (1.0, 1.0))), "by index, at least one, got"),
+        (replace(BASE, rows=ReturnsRows((0, 0), (1.0, 1.0))), "must choose at least one index below 2, and no index twice"),
+        (replace(BASE, rows=ReturnsRows((2,), (1.0,))), "must choose at least one index below 2"),
+        (replace(BASE, rows=ReturnsRows((-1,), (1.0,))), "must choose at least one index below 2"),
+        (replace(BASE, rows=ReturnsRows((), ())), "must choose at least one index"),
+        (replace(BASE, rows=ReturnsRows((0.0, 1.0), (1.0, 1.0))), "no index twice, got"),
+        (replace(BASE, rows=ReturnsRows((True, False), (1.0, 1.0))), "no index twice, got"),
         (replace(BASE, rows=ReturnsRows((0, 1), (1.0,))), "each row a finite weight"),
         (replace(BASE, rows=ReturnsRows((0, 1), (1.0, NAN))), "each row a finite weight"),
         (replace(BASE, rows=ReturnsRows((0, 1), (1.0, -1.0))), "each row a finite weight"),

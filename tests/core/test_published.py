@@ -68,7 +68,7 @@ def test_reinforce_ada_by_hand(drive):
         ({"n": 4, "round_n": 0}, "round_n must be"),
         ({"n": 4, "rounds": 0}, "rounds must be"),
         ({"n": 4, "stop": "early"}, "stop must be one of balanced, positive"),
-        ({"n": 9, "round_n": 2, "rounds": 4}, "4 rounds of 2 rollouts are fewer than the n=9 to train on"),
+        ({"n": 9, "round_n": 2, "rounds": 4}, "4 rounds of 2 rollouts give fewer than n=9"),
     ],
 )
 def test_reinforce_ada_refuses(wrong, message):

@@ -175,7 +175,7 @@ def test_an_array_of_objects_is_refused(saved):
 )
 def test_another_recipe_is_refused_and_the_field_named(saved, recipe, path):
     what = "budget" if "budget" in path else "recipe"
-    refuse(saved, rf"another {what} \(accept_recipe=True continues with the new one\): .*{path}", recipe)
+    refuse(saved, rf"another {what} \(accept_recipe=True continues with the new recipe\): .*{path}", recipe)
 
 
 def test_another_data_set_is_refused(saved):

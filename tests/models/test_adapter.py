@@ -89,7 +89,7 @@ def test_the_head_gets_adapters_only_where_it_is_named_and_not_the_embeddings(po
         (lambda: Lora(4, 0.0), "alpha of LoRA must be above 0 and finite, got 0"),
         (lambda: Lora(4, math.nan), "alpha of LoRA must be above 0"),
         (lambda: Lora(4, math.inf), "alpha of LoRA must be above 0"),
-        (lambda: Lora(4, targets=(" ",)), "got an empty one"),
+        (lambda: Lora(4, targets=(" ",)), "got an empty name"),
     ],
 )
 def test_adapters_out_of_range_are_refused(made, said):

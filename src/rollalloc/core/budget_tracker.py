@@ -41,7 +41,7 @@ class BudgetTracker:
         self.batch_opened = 0  # groups opened since the last batch
 
     def order(self, rollouts: int) -> None:
-        """Record that this many rollouts, which had been decided, were requested."""
+        """Record that this many decided rollouts were ordered."""
         self.owed -= rollouts
         self.paid += rollouts
 

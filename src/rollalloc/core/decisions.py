@@ -78,7 +78,7 @@ def _intake(run: Run) -> Halt | None:
 
 
 def at_most_candidates(run: Run, groups: int) -> int:
-    """The given number of groups, reduced to what `max_candidates` still allows for this batch."""
+    """Limit a number of groups to the number of prompts and to the rest of `max_candidates` for this batch."""
     limit = run.recipe.max_candidates
     return min(groups, len(run.table), *([] if limit is None else [limit - run.budgets.batch_opened]))
 
@@ -130,7 +130,8 @@ def _draw(run: Run, k: int) -> list[tuple[Drawn, int]]:
         pool.dry = not pool.any_due()
     elif pool.roll():
         run.changed(settled=run.settled)
-        # A rule may need the first pick of a new epoch to notice that its pass is over. If it picks too few, pick again.
+        # A rule may notice only in the first pick of an epoch that its own pass over the prompts has ended. The rule then
+        # picks too few prompts, and is asked again.
         pool.dry = not pick() and not pick()
     return drawn
 
@@ -154,7 +155,7 @@ def _pick(run: Run, k: int, already: int) -> list[Drawn]:
         if not _is_possible(each):
             raise RuleError(
                 f"{rule!r} must draw with a predicted rate in [0, 1], a finite baseline and a finite sampling ratio above "
-                f"0, or None for each, got {each}"
+                f"0; each may be None; got {each}"
             )
         run.pool.take(each.prompt)
     return picked

@@ -51,7 +51,7 @@ def prompts_halt(run: Run) -> Halt:
 
 
 def few_prompts(run: Run) -> str:
-    """A warning: how few prompts are left to draw, why, and what to change. Every driver logs this sentence."""
+    """Return a warning: the number of prompts left to draw, the reasons, and a remedy. Every driver logs this warning."""
     left, prompts, why = run.pool.left, len(run.table), ". ".join(_remedies(run))
     return f"only {left:,} of {prompts:,} prompts can still be drawn in this epoch or the next{why and f'. {why}'}"
 
@@ -62,9 +62,9 @@ def _remedies(run: Run) -> list[str]:
     remedies: list[str] = []
     if evicted:
         remedies.append(
-            f"{evicted:,} are evicted as solved: if they are, train on harder prompts; if not, require more evidence "
-            "before a prompt is evicted (pilot_commit's p_solve=0.9, confidence=0.95), pilot evicted prompts again "
-            "sooner (reprobe_every=1), or evict none (p_solve=2)"
+            f"{evicted:,} are evicted as solved: if they are solved, train on harder prompts; otherwise require more "
+            "evidence before a prompt is evicted (pilot_commit's p_solve=0.9, confidence=0.95), pilot evicted prompts "
+            "again sooner (reprobe_every=1), or evict none (p_solve=2)"
         )
     if quarantined:
         remedies.append(
@@ -78,7 +78,7 @@ def no_progress(run: Run) -> str:
     """Explain why nothing could be ordered although nothing is running."""
     if any(run.flight.waiting_S):
         promote = [stage.promote for stage in run.recipe.stages]
-        return f"groups wait and nothing is running, but no promote rule of {promote} lets one go on"
+        return f"groups wait and nothing is running, but none of the promote rules {promote} lets a group go on"
     return f"no group exists and nothing is running, but {run.recipe.intake!r} opens no group"
 
 

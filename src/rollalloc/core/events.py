@@ -82,8 +82,8 @@ class Updated:
 
     Attributes:
         version: version of the new weights; larger than all earlier versions, at most `LARGEST_WHOLE`.
-        approx_kl: KL divergence of the policy before this update from the policy after it, in nats per token; 0 or
-            more. Values above `FARTHEST` count as `FARTHEST`. None if it was not measured.
+        approx_kl: the divergence KL(before ‖ after) between the policy before this update and the policy after it, in
+            nats per token; 0 or more. Values above `FARTHEST` count as `FARTHEST`. None if it was not measured.
     """
 
     version: int

@@ -155,7 +155,8 @@ def on_offered(run: Run, event: Offered) -> None:
     if useful or not event.prompts:
         rule.offer(run.memory, useful)
     elif rule.ended(run.memory):
-        rule.offer(run.memory, event.prompts)  # not empty, because an empty offer would mean that the loader has ended
+        # The loader offers prompts again after its end. Offer them, because an empty offer would report the end again.
+        rule.offer(run.memory, event.prompts)
 
 
 def _refuse(run: Run, done: Done) -> None:
@@ -265,7 +266,7 @@ def judge(run: Run, group: Group) -> None:
 
 
 def _pass(run: Run, group: Group, act: Act, until: Until) -> None:
-    """The group passed: it waits for its next stage, or for a batch."""
+    """Let a group that passed wait for its next stage, or for a batch."""
     if act is Act.NEXT and group.stage == len(run.recipe.stages) - 1:
         raise RuleError(f"judge {run.recipe.stages[-1].judge!r} returned NEXT in the last stage; expected TRAIN")
     group.until = until

@@ -14,7 +14,7 @@ from typing import Any, TypedDict, cast
 import numpy as np
 from numpy.typing import NDArray
 
-_LARGEST = 1 << 53  # JSON readers may round larger whole numbers; no count of a run comes near it
+_LARGEST = 1 << 53  # JSON readers may round larger whole numbers; every count of a run is much smaller
 
 
 class Packed(TypedDict):
@@ -216,8 +216,8 @@ def describe(value: Any) -> Any:
     if isinstance(value, types.FunctionType) and value.__closure__ is None and "<lambda>" not in value.__qualname__:
         return f"{value.__module__}:{value.__qualname__}"
     raise TypeError(
-        f"{value!r} has no stable description, so a recipe with it cannot be compared with the one in a checkpoint; "
-        "make rules frozen dataclasses, and kernels functions of a module"
+        f"{value!r} has no stable description, so its recipe cannot be compared with the recipe in a checkpoint; "
+        "write rules as frozen dataclasses, and kernels as functions of a module"
     )
 
 

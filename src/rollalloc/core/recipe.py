@@ -1,4 +1,4 @@
-"""A recipe is a frozen value: which prompts get how many rollouts, which are stopped and which are trained on."""
+"""A recipe says which prompts get how many rollouts, which rollouts are stopped, and which are trained on."""
 
 from __future__ import annotations
 
@@ -177,7 +177,9 @@ class Recipe:
     def _check_rows(self) -> None:
         """Check the row rule's trait `rows`. It must not be None if another rule reads `view.rows`."""
         if self.group_rows is not None:
-            at_least(f"{self.rows!r}: its trait `rows`", self.group_rows, 1, "or None; the maximum rows per group")
+            at_least(
+                f"{self.rows!r}: its trait `rows`", self.group_rows, 1, "the maximum rows per group; None: no maximum"
+            )
             return
         if readers := [rule for rule in self.rules if rule.traits.reads_rows]:
             raise ValueError(
@@ -186,7 +188,7 @@ class Recipe:
             )
 
     def replace(self, *, stage: str | None = None, **changes: Any) -> Recipe:
-        """Return the recipe with other values of its fields or of the fields of a stage, such as `judge`.
+        """Return a copy of the recipe in which fields of the recipe or of one stage, such as `judge`, have new values.
 
         Args:
             stage: name of the stage to change; required if the recipe has several stages.

@@ -69,7 +69,7 @@ class Verdict:
 
 
 class View(NamedTuple):
-    """The run and the whole recipe, as rules see them.
+    """The run and the recipe's numbers, as rules see them.
 
     Rules must read the recipe's numbers here, and not store copies, so that a field of the recipe can be changed alone.
 
@@ -257,7 +257,7 @@ class Rule(ABC):  # noqa: B024
     traits: Any = Traits()
 
     def promises(self, *args: Any, **kwargs: Any) -> Mapping[str, bool]:
-        """Check a decision of this rule with a second, independent computation. The conformance kit calls it.
+        """Check a decision of this rule with a second, independent computation. The conformance kit calls this method.
 
         Args:
             args: the decision, then the arguments of the call without the random generator. For a prompt rule: the
@@ -312,7 +312,7 @@ class PromptRule(Rule):
         """Raise an exception if the saved memory is invalid for this rule. The core has already checked array shapes."""
 
     def figures(self, memory: Memory) -> Mapping[str, float]:
-        """Return numbers to report, such as how good the predictions were."""
+        """Return numbers to report, such as the log-loss of the predictions."""
         return {}
 
 
@@ -346,7 +346,7 @@ class IntakeRule(Rule):
 
 
 class SizeRule(Rule):
-    """Given the groups that enter a stage together, says how many rollouts each of them gets, at least 1.
+    """Says how many rollouts each group gets, at least 1. The rule is asked about all groups that enter a stage together.
 
     `memory` is the rule's own memory. The allocator saves it.
     """

@@ -40,8 +40,8 @@ class Run:
         finished: why the run is over, or None.
         accounts: number of rollouts that are over, by cause.
         teaching: how many recent rollouts gave a learning signal.
-        selection: mean length and difficulty, since the last update, of all rollouts and of the rows that are new in the
-            batch.
+        selection: compares the rows that are new in the batch with all rollouts since the last update, by mean length and
+            difficulty.
         barren: number of candidates dropped since a group last became ready for a batch.
         failing: number of groups in a row that got no score because rollouts failed.
         settled: True if nothing changed since the last decision, so that the decision still holds.
@@ -82,7 +82,7 @@ class Run:
         self.changed()
 
     def changed(self, *, settled: bool = False) -> None:
-        """Invalidate the cached view and the last decision. Call this after every change that affects them.
+        """Invalidate the cached view and, unless `settled`, the last decision. Call this after a change that affects them.
 
         Args:
             settled: whether the last decision still holds.

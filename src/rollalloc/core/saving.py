@@ -115,7 +115,7 @@ def _check_origin(run: Run, state: dict[str, Any], accept_recipe: bool) -> None:
     lines = list(differences(state["recipe"], run.recipe.description))
     if lines and not accept_recipe:
         others = another(lines)
-        raise ValueError(f"saved under {others} (accept_recipe=True continues with the new one): {'; '.join(lines)}")
+        raise ValueError(f"saved under {others} (accept_recipe=True continues with the new recipe): {'; '.join(lines)}")
     stages = len(state["recipe"]["stages"])
     if state["groups"] and stages != len(run.recipe.stages):
         raise ValueError(
@@ -152,7 +152,7 @@ def _load_books(run: Run, state: dict[str, Any], source_N: NDArray[np.int64] | N
 def _load_memory(run: Run, saved: dict[str, Any], source_N: NDArray[np.int64] | None, rule: Any) -> None:
     """Load the prompt rule's memory.
 
-    If another rule saved its memory, and the arrays of that memory are different, keep the initial memory.
+    If another rule saved the memory, and the saved arrays do not match this rule's arrays, keep the initial memory.
     """
     memory, own = run.memory, run.recipe.prompts
     same = rule == run.recipe.description["prompts"]

@@ -55,7 +55,7 @@ class Selection:
         self._trained.add(lengths, expected_difficulty(group))
 
     def figures(self) -> dict[str, float | None]:
-        """Means over all rollouts sampled and over the new rows of the batch; None if there are none to average."""
+        """Means over all sampled rollouts and over the new rows of the batch; None for a mean over nothing."""
         return {
             f"{what}_{which}": value / count if count else None
             for which, sums in (("sampled", self._sampled), ("trained", self._trained))

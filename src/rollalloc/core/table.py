@@ -33,8 +33,8 @@ class PromptTable:
     """The prompts of a run.
 
     Args:
-        keys: a unique key for each prompt, compared as text. Keys identify prompts if the data set is reordered. An int
-            gives the number of prompts, which then have no keys.
+        keys: a unique key for each prompt, compared as text. Keys identify prompts if the data set is reordered. Or an
+            int: the number of prompts, without keys.
         prior_N: prior success rate of each prompt, before its first rollout, in [0, 1]; NaN if unknown.
         features: input of a predictor: finite arrays of shape (N, D) by name, kept as float32. A single array counts as
             {"features": array}. A saved state contains only digests of the arrays.

@@ -53,7 +53,7 @@ def silent(shares: Mapping[str, float]) -> tuple[float, Limits]:
 def never_differed(shares: Mapping[str, float]) -> str | None:
     """The one outcome that all rollouts had, "wrong", "right" or "alike"; None if outcomes differed.
 
-    If all outcomes are the same, the first suspect is the reward function, not the prompts.
+    If all outcomes are the same, a wrong reward function is more likely than unsuitable prompts.
     """
     [most, *others] = sorted(OUTCOMES, key=lambda name: -shares.get(name, 0)) if shares else ["mixed"]
     constant = most in (*_SILENT, "wrong", "right") and not any(shares.get(name, 0) for name in others)

@@ -83,7 +83,7 @@ class RolloutEngine(Protocol):
             self.generations.pop(rollout, None)  # a rollout without a score has no data
 
     def load_weights(self, version: int) -> None:
-        """Sample all further tokens with the policy's newest weights, also those of running rollouts.
+        """Sample all further tokens, also the tokens of running rollouts, with the policy's newest weights.
 
         Args:
             version: the allocator's version number of these weights.
@@ -94,7 +94,7 @@ class RolloutEngine(Protocol):
         """Prepare for an evaluation, during which the run may be saved."""
 
     def drain(self) -> list[RolloutResult]:
-        """Wait for running rollouts and return them, if generating them again would cost money."""
+        """If generating the running rollouts again would cost money, wait for them and return them."""
         return []
 
     def figures(self) -> dict[str, Any]:
@@ -167,7 +167,7 @@ class LocalEngine(RolloutEngine):
 
     def _score(self, ended: Sequence[Generation]) -> Future[list[Outcome]]:
         """Start scoring rollouts that ended. Stopped rollouts get no score."""
-        if any(generation.cancelled for generation in ended):  # if one is cancelled, all are
+        if any(generation.cancelled for generation in ended):  # `ended` is either all cancelled or all complete
             no_scores: Future[list[Outcome]] = Future()
             no_scores.set_result([Unscored("stopped")] * len(ended))
             return no_scores

@@ -23,7 +23,7 @@ SCORE_AND_ACC = (
     "`score` may be any finite number. Without `acc`, the metric is `score`"
 )
 _ROUNDING = 1e-3  # tolerance for log-probabilities above 0 and for metrics outside [0, 1]
-_REASONS = 20  # number of reasons counted separately, because exceptions may quote the completion and so all differ
+_REASONS = 20  # number of reasons counted separately; a reason may quote the completion, so there may be very many
 _OTHER_REASONS = "other reasons"
 _QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 
@@ -34,8 +34,8 @@ class Outcomes:
     Attributes:
         unscored: rollouts without a score since the run began, by reason.
         ended: number of rollouts in this process that ended without being cancelled.
-        truncated: number of those rollouts that the length limit cut off.
-        no_rate: the first metric outside [0, 1] in this process; None if all can be success rates.
+        truncated: number of rollouts in `ended` that the length limit cut off.
+        no_rate: the first metric outside [0, 1] in this process; None if all metrics were inside.
     """
 
     def __init__(self) -> None:
@@ -217,7 +217,7 @@ class RolloutLog:
     ) -> None:
         """Add a rollout of the prompt with this key. Call `flush` to write it.
 
-        `versions` are its (version, tokens) spans, if weights changed while it ran.
+        `versions` has the (version, tokens) spans of a rollout during which the weights changed.
         """
         outcome = result.outcome
         scored, reason = (outcome, None) if isinstance(outcome, Scored) else (None, outcome.reason)

@@ -10,7 +10,7 @@ class Sampling:
     """Settings of sampling. There is no top-k or top-p, because training needs log-probabilities of all tokens.
 
     Attributes:
-        max_new_tokens: maximum number of tokens of a rollout, including the one that ends it; at least 1.
+        max_new_tokens: maximum number of tokens of a rollout, including its last token, such as EOS; at least 1.
         temperature: divides the logits, above 0.
         max_rows: maximum number of rollouts in the batch at once, at least 1. The others wait.
         kv_tokens: maximum number of tokens in the key-value cache at once, at least 1. A rollout takes as many

@@ -53,11 +53,11 @@ _REFUSALS = (400, 413, 422)  # status codes for a request whose content the serv
 _NO_LIST = (404, 405, 501)  # status codes of a server that does not list its models
 # vLLM removes the reasoning from an answer, and puts it into a field with one of these names.
 _REASONING = ("reasoning_content", "reasoning")
-_ERROR_SENT = "an error came in place of an answer"  # although the status code is 200
+_ERROR_SENT = "an error came in place of an answer"  # the status code was 200
 _MOST_TOKENS = 10**9  # a larger count can only be an error
 _NO_PROTOCOL = (
-    "does not speak the OpenAI protocol: expected its JSON; give the base address of an OpenAI-compatible API, which "
-    "usually ends in /v1"
+    "does not speak the OpenAI protocol: its answers are not the expected JSON; give the base address of an "
+    "OpenAI-compatible API, which usually ends in /v1"
 )
 # The HTTP library that openai uses: httpx, or httpx2 from openai 3 on.
 _HTTP = import_module(openai.DefaultAsyncHttpxClient.__base__.__module__.partition(".")[0])
@@ -120,7 +120,7 @@ class Answer:
         prompt_tokens: number of tokens of the prompt, as the server counts them; None if the server does not report it.
         truncated: whether the length limit cut the completion off.
         failure: why the answer cannot be used as a rollout, for example because the server refused the prompt, or stopped
-            the answer for another reason than its length. Empty if it can be used.
+            the answer for another reason than its length. Empty if the answer can be used.
     """
 
     text: str
@@ -139,8 +139,8 @@ class Ask:
         sampling: the maximum number of tokens and the temperature. top_p, top_k, min_p and the repetition penalty are
             switched off if the server knows these parameters.
         template_args: arguments of the server's chat template.
-        skip_refused: True: a prompt that the server refuses gives an answer with a `failure`. False: it raises a
-            `PromptRefused`.
+        skip_refused: whether a prompt that the server refuses gives an answer with a `failure`. If False, such a prompt
+            raises a `PromptRefused`.
     """
 
     model: str
@@ -345,7 +345,7 @@ class ServedModel:
             if not self._listed:
                 how = f"give --served-model {self._hidden(served)} if that is the model to profile"
                 raise ServerFailed(f"{self.endpoint.url} {other}; {how}")
-            self._warn(other, "it lists the name that was asked for; check that this is the model to profile")
+            self._warn(other, "it lists the requested model; check that its answers come from the model to profile")
         ending, failure = str(choice.finish_reason or "").lower(), ""
         if not ending:
             failure = "the server does not say why the answer ended (finish_reason is null)"

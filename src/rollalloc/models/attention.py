@@ -27,7 +27,7 @@ _SPECIAL = ("position_bias", "softcap", "cache", "s_aux", "output_attentions")
 def decoding_attention(model: PreTrainedModel) -> AbstractContextManager[None]:
     """A context in which a model decodes by two matrix products. It changes only models with `sdpa` attention on a CPU.
 
-    With one thread nothing changes, because fused attention is as fast there.
+    With one thread nothing changes, because fused attention is then as fast.
     """
     return attention_by_products(model) if torch.get_num_threads() > 1 else nullcontext()
 
@@ -71,8 +71,8 @@ def attend(
 
         out[b, h] = softmax(scaling · query[b, h] · key[b, k]ᵀ + mask[b]) · value[b, k],   k = h // (H / K)
 
-    Matrix products are used in two cases: each row has one query; or bfloat16's autocast is on and there are at most
-    `MOST_SCORES` attention scores, which must be stored. In all other cases `sdpa` is called.
+    Matrix products are used only in two cases: each row has one query; or bfloat16's autocast is on and there are at most
+    `MOST_SCORES` attention scores, because all scores are stored. In all other cases `sdpa` is called.
 
     Args:
         module: the layer.

@@ -37,7 +37,7 @@ class Lora:
             raise ValueError(f"the alpha of LoRA must be above 0 and finite, got {self.alpha}")
         object.__setattr__(self, "targets", tuple(self.targets))
         if not all(target.strip() for target in self.targets):
-            raise ValueError("the targets of LoRA must be names of layers, got an empty one")
+            raise ValueError("the targets of LoRA must be names of layers, got an empty name")
 
     @property
     def scale(self) -> float:

@@ -159,7 +159,7 @@ class Policy:
 
 
 def context_of(name: str | Path) -> int | None:
-    """Maximum number of tokens that a model can attend to, from its configuration; None if it is not given there."""
+    """Maximum number of tokens that a model can attend to; None if its configuration does not say or cannot be read."""
     try:
         config = _from_hub(_found(name), AutoConfig).get_text_config()
     except (OSError, ValueError):  # `Policy.load` raises a clearer error later
@@ -188,7 +188,7 @@ def usable_device(name: str | None) -> str:
 def computing(model: PreTrainedModel, precision: Precision, *, again: bool = False) -> Iterator[None]:
     """A context in which a model computes with the given precision. Weights and gradients stay in float32.
 
-    End it before the weights change, because PyTorch's autocast keeps copies of the weights.
+    End the context before the weights change, because PyTorch's autocast keeps copies of the weights.
 
     Args:
         model: the model.

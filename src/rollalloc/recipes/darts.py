@@ -94,16 +94,16 @@ def darts(
             Seconds must not decrease. The total number of rollouts is then chosen for the shortest generation time, see
             `Priced`. None: groups have (1 + max_redundancy) / 2 · (K + L) rollouts on average.
         solved: success rate in (0, 1] from which a prompt counts as solved; only with tail="sampled". Late rollouts of a
-            solved prompt are kept only in a part of its visits (`share`), with larger weights. The success rate is that
-            of earlier visits; at the first visit, it is the prediction of the other method in a mixture. None: no prompt
-            counts as solved.
+            solved prompt are kept only in a part of its visits (`share`), with larger weights. The success rate is taken
+            from earlier visits. At the first visit, a mixture with a method that predicts success rates uses its
+            prediction. None: no prompt counts as solved.
         share: share of a solved prompt's visits in which late rollouts are kept, in (0, 1].
         least: minimum number of rollouts of each group, in [K + L, (1 + max_redundancy) / 2 · (K + L)]. The released
             code has 10 rollouts for K + L = 8 rows. None: K + L.
         normalise: True: as in the released code, use (σ - min) / (max - min) over the groups ordered together, where σ is
             the standard deviation of a prompt's lengths. False: use σ in tokens.
-        longest_by: how many of a prompt's rows are longest rollouts. "all": L for every prompt. "size": as in the
-            released code, prompts with more rollouts have a smaller L and a larger K (`longest_rows`).
+        longest_by: how L depends on the prompt. "all": L is the same for every prompt. "size": as in the released code,
+            prompts with more rollouts have a smaller L and a larger K (`longest_rows`).
         lengths_of: which rollouts of a visit are used to compute σ. "all": all rollouts; the length of a stopped rollout
             is its length so far. "trained": only the trained rollouts, as in the released code. Most of these are short,
             so σ is too small for prompts whose lengths vary most. "trained" cannot be combined with latency, which
@@ -227,8 +227,8 @@ class Redundant(_ByLengths):
         least: minimum number of rollouts of a group, clipped to [rows, max_factor · rows].
         normalise: True: use (σ - min) / (max - min) over the groups that are ordered together; the group whose lengths
             vary least then gets only `least`. False: use σ in tokens.
-        trained: None: σ is the population standard deviation of all rollouts. If it is a row rule, σ is the
-            sample standard deviation of the rollouts that the rule chooses.
+        trained: a row rule: σ is the sample standard deviation over the rollouts that the rule chooses. None: σ is the
+            population standard deviation over all rollouts.
     """
 
     mean_factor: float
@@ -477,9 +477,9 @@ class ShortestAndLongest(RowRule):
 
         E[Σ_kept f_i / q_i] = Σ_late f_i
 
-    A kept rollout that fails or is truncated does not become a row, and Σ_late does not include such rollouts. If the rule
-    stopped all running rollouts, only the K shortest remain. If all rollouts ended before the sampling, the L longest are
-    taken with weight 1.
+    A kept rollout that fails or is truncated does not become a row, and Σ_late does not include such rollouts. If
+    `SampledTail` stopped all running rollouts, only the K shortest are taken. If all rollouts ended before the sampling,
+    the L longest are taken with weight 1.
 
     DARTS, arXiv 2605.30859. Its released code takes the rollouts that finish last instead of the longest. Weights:
     Horvitz and Thompson, Journal of the American Statistical Association 47, 1952.
@@ -576,9 +576,10 @@ class SampledTail(StopRule):
     L / r, or 1 if r ≤ L. `ShortestAndLongest` weights the kept rollouts by the inverse of this probability. The sample
     replaces the L longest rollouts, because it is not known yet which rollouts will be the longest.
 
-    If a prompt is solved, its late rollouts are kept only in a random share `share` of its visits. The probabilities are
-    then multiplied by `share`, so that the larger weights make up for the other visits. A prompt is solved if the success
-    rate of its earlier visits is at least `solved`. At the first visit, `group.predicted` is used as the success rate.
+    If a prompt is solved, each of its visits keeps late rollouts only with probability `share`. The probabilities of the
+    kept rollouts are then multiplied by `share`, so that larger weights make up for the other visits. A prompt is solved
+    if the success rate of its earlier visits is at least `solved`. At the first visit, `group.predicted` is used as the
+    success rate.
 
     Attributes:
         longest: L, 0 or more; the same value as in the row rule.

@@ -166,7 +166,7 @@ class Foresight(PromptRule):
         return self.predictor.remap(memory, source_N, table.widths, table.prior_N)
 
     def figures(self, memory: Memory) -> dict[str, float]:
-        """Return how good the predictions were, see `Predictor.figures`."""
+        """Return measures of the predictions, see `Predictor.figures`."""
         return self.predictor.figures(memory)
 
     def promises(

@@ -51,9 +51,10 @@ def mix(first: Recipe, second: Recipe, take: Mapping[str, Side] | None = None) -
     DARTS.
 
     If one recipe has several stages, its last stage is merged with the single stage of the other recipe. The judges of
-    the several stages decide when a prompt may be drawn again: `mix(pilot_commit(...), foresight(...))` draws each prompt
-    once an epoch, by foresight's prediction. In a mixture with PODS or DARTS, an advantage that does not compare rollouts
-    of one prompt, such as foresight's, is kept. PODS and DARTS then contribute only rows, sizes and stops.
+    the recipe with several stages decide when a prompt may be drawn again. For example,
+    `mix(pilot_commit(...), foresight(...))` draws each prompt once an epoch, by foresight's prediction. In a mixture with
+    PODS or DARTS, an advantage that does not compare rollouts of one prompt, such as foresight's, is kept. PODS and DARTS
+    then contribute only rows, sizes and stops.
 
     If neither recipe has the plain value in a slot, `take` must name one recipe: `mix(pilot_commit(...), darts(...),
     take={"size": "first"})` has Pilot-Commit's numbers of rollouts and DARTS's rows.
@@ -98,7 +99,7 @@ def mix(first: Recipe, second: Recipe, take: Mapping[str, Side] | None = None) -
 
 
 def _mix_intakes(first: Any, second: Any, take: Mapping[str, Side]) -> Any:
-    # With equal `groups`, the rules differ only in `ahead`. It matters only with several stages, so `first` decides.
+    # With equal `groups`, the rules differ only in `ahead`. `ahead` matters only with several stages, so `first` decides.
     both = isinstance(first, intake.KeepInFlight) and isinstance(second, intake.KeepInFlight)
     if both and first.groups == second.groups and "intake" not in take:
         return first
@@ -110,7 +111,7 @@ def _checked_take(take: Mapping[str, Side] | None) -> Mapping[str, Side]:
         if slot not in SLOTS:
             raise ValueError(f"take: unknown slot {slot!r}; the slots are {', '.join(SLOTS)}")
         one_of(f"take[{slot!r}]", side, ("first", "second"))
-    # By default, `over_batch` comes from the same recipe as `advantage`, because it changes these advantages.
+    # By default, `over_batch` comes from the same recipe as `advantage`: it changes the advantages that this rule gives.
     return {"over_batch": take["advantage"], **take} if take and "advantage" in take else take or {}
 
 
@@ -125,8 +126,8 @@ def _mix_stages(first: Stage, second: Stage, take: Mapping[str, Side], *, staged
 
 
 def _mix_sizes(first: SizeRule, second: SizeRule, take: Mapping[str, Side], staged: bool) -> SizeRule:
-    # A rule that computes sizes replaces a fixed number, except in the last of several stages, because that number fits
-    # the numbers of the earlier stages.
+    # A rule that computes sizes replaces a fixed number of rollouts. In the last of several stages, the fixed number is
+    # kept, because it fits the numbers of the earlier stages.
     if "size" not in take and isinstance(second, sizes.Fixed):
         return first
     if "size" not in take and isinstance(first, sizes.Fixed) and not staged:
@@ -183,13 +184,13 @@ def _refuse_too_few_rollouts(recipe: Recipe) -> None:
         total += stage.size.n
         if total < 2 and isinstance(stage.judge, judges.NonzeroVariance):
             raise ValueError(
-                f"{stage.judge!r} waits for results that differ, but a group has only {total} rollout; the first recipe "
-                "sets the number of rollouts: give this recipe n of at least 2"
+                f"{stage.judge!r} waits for results that differ, but a group has only {total} rollout; give the first "
+                "recipe, which sets the number of rollouts, n of at least 2"
             )
     if m is not None and m > total:
         raise ValueError(
-            f"{recipe.rows!r} trains on {m} rollouts but the stages generate only {total}; the first recipe sets the "
-            f"number of rollouts: give this recipe n of at least {m}"
+            f"{recipe.rows!r} trains on {m} rollouts but the stages generate only {total}; give the first recipe, which "
+            f"sets the number of rollouts, n of at least {m}"
         )
 
 

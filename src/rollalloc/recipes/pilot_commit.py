@@ -86,8 +86,8 @@ def pilot_commit(
     """Pilot-Commit: pilot rollouts find prompts with reward variance; these get more rollouts. arXiv 2605.26606.
 
     1. Draw `gen_groups` prompts and generate `n_pilot` rollouts of each.
-    2. Judge each prompt by the mean metric of its pilots. A prompt inside the window [p_lower, 1 - p_upper] passes. A
-       prompt outside is dropped until the next epoch, or for `reprobe_every` epochs if it is solved.
+    2. Judge each prompt by the mean metric of its pilots. A prompt inside the window [p_lower, 1 - p_upper] passes. Other
+       prompts are dropped until the next epoch. Solved prompts are dropped for `reprobe_every` epochs.
     3. Up to `groups` of the prompts that passed get `n_commit` more rollouts, in the order of `promote`. The others
        wait, until their pilots are older than `max_staleness`.
     4. Train on pilots and commits of a prompt as one GRPO group of n_pilot + n_commit rollouts.
@@ -109,8 +109,8 @@ def pilot_commit(
         max_staleness: maximum age of a rollout that is trained on, in updates of the weights; 0 or more.
         promote: order in which prompts that passed get commits: by the variance of their pilots ("top_variance"), by the
             age of their pilots ("oldest" or "most_recent"), or "random". With "most_recent", older prompts may wait until
-            their pilots are too old. None: "oldest" if rollouts stream, because the highest variance is known only when
-            all pilots have ended; otherwise "top_variance".
+            their pilots are too old. None: "top_variance", but "oldest" if rollouts stream: the highest variance is known
+            only when all pilots have ended.
         pilots: "as_needed": generate no new pilots while enough prompts have passed for this batch and the next.
             "every_round": generate pilots of gen_groups new prompts in each round, together with the commits, as
             published. A round begins when all rollouts of the last round have ended.
@@ -169,8 +169,8 @@ def surely_at_least(rate: float, attempts: float, failures: float, confidence: f
         Σ_{k=0}^{f} C(n, k) (1 - rate)^k rate^(n - k) ≤ 1 - confidence      f failures in n attempts
 
     The sum is the probability of at most f failures if the success rate were exactly `rate`. The inequality holds if and
-    only if the exact one-sided lower bound of Clopper and Pearson (1934) is at least `rate`. Without a failure, it is
-    rate^n ≤ 1 - confidence: 29 attempts are needed for a rate of 0.9 and a confidence of 0.95.
+    only if the exact one-sided lower bound of Clopper and Pearson (1934) is at least `rate`. Without a failure, the
+    inequality is rate^n ≤ 1 - confidence: 29 attempts are needed for a rate of 0.9 and a confidence of 0.95.
 
     Fractional counts, from graded metrics or weighted attempts, are rounded: attempts down and failures up.
 
@@ -241,9 +241,9 @@ class Band(JudgeRule):
             raise ValueError(f"confidence must be in (0, 1), or None, got {self.confidence!r}")
         if self.p_solve == 1:
             raise ValueError(
-                f"p_solve=1 with confidence={self.confidence:g}: no number of rollouts shows that a success rate is 1; set "
-                "p_solve to 0.9, for example, or confidence=None to evict a prompt after one visit that is all right, as "
-                "published, or p_solve above 1 to evict nothing"
+                f"p_solve=1 with confidence={self.confidence:g}: no number of rollouts shows that a success rate is 1; use "
+                "p_solve=0.9, for example; or confidence=None, which evicts a prompt after one visit without a failure, as "
+                "published; or p_solve above 1, which evicts no prompt"
             )
 
     @property

@@ -59,7 +59,9 @@ def reinforce_ada(
         raise ValueError(f"rounds must be at most {_MOST_ROUNDS}, because each is a stage of the recipe, got {rounds}")
     one_of("stop", stop, ("balanced", "positive"))
     if round_n * rounds < n:
-        raise ValueError(f"{rounds} rounds of {round_n} rollouts are fewer than the n={n} to train on")
+        raise ValueError(
+            f"{rounds} rounds of {round_n} rollouts give fewer than n={n}, the number of rollouts to train on"
+        )
     size, enough = sizes.Fixed(round_n), Collected(half=stop == "balanced")
     stages = tuple(Stage(f"round {at + 1}", size, enough, None, promote.Oldest()) for at in range(rounds - 1))
     base = grpo(groups, round_n)

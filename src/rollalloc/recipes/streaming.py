@@ -19,9 +19,9 @@ def streamed(recipe: Recipe, *, staleness: int | None = None, ahead: int | None 
 
     Args:
         recipe: any recipe. Without staleness, the recipe is unchanged: generation and training cannot overlap.
-        staleness: replaces the recipe's `max_staleness`. None: the recipe's own value, but at least 1 if `ahead` is 1, and
-            at least 2 · ahead if `ahead` is larger. With less staleness, groups with long rollouts would become too old,
-            because a batch consists of the groups that ended first.
+        staleness: replaces the recipe's `max_staleness`. None: the recipe's own value, or the following minimum if that is
+            larger: 1 if `ahead` is 1, and 2 · ahead if `ahead` is more. A batch consists of the groups that ended first,
+            so with less staleness, groups with long rollouts would become too old.
         ahead: number of batches that are generated while a batch is trained, at least 1; no effect without staleness.
             None: the recipe's own number, which is 1 for most recipes and 2 for Pilot-Commit.
 
@@ -51,7 +51,7 @@ def streaming_notes(recipe: Recipe, made: Recipe) -> list[str]:
     """Return notes for the user about the changes that `streamed` made to a recipe. Notes do not end with a full stop."""
     if made.max_staleness == 0:
         return [
-            "all rollouts are of the newest weights, so generation and training do not overlap; use staleness 1 for overlap"
+            "the newest weights sample all rollouts, so generation and training do not overlap; use staleness 1 for overlap"
         ]
     notes: list[str] = []
     for before, after in zip(recipe.stages, made.stages, strict=True):

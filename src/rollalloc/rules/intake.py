@@ -22,16 +22,16 @@ class Fill(IntakeRule):
 
 @dataclass(frozen=True, slots=True)
 class KeepInFlight(IntakeRule):
-    """Keep `groups` groups running in the first stage. If enough groups have passed that stage, open none.
+    """Keep `groups` groups running in the first stage, until enough groups are between the first stage and a batch.
 
-    Groups that have passed the stage count if they are not ready for a batch yet. Enough means `view.need` groups, plus
-    one batch if `ahead` is True and the recipe allows staleness.
+    Such groups have passed the first stage and are not ready for a batch. `view.need` of them are enough. If `ahead` is
+    True and the recipe allows staleness, the groups of one more batch are needed.
 
     Attributes:
         groups: number of groups in the first stage, at least 1.
         ahead: whether to open groups for the batch after the current batch too, if the recipe allows staleness. The first
-            stage of the next batch then runs at the same time as the last stage of this batch. Its rollouts are one
-            version older than without `ahead`.
+            stage of the next batch then runs at the same time as the last stage of this batch. The rollouts of that first
+            stage are one version older than without `ahead`.
     """
 
     groups: int
@@ -41,7 +41,7 @@ class KeepInFlight(IntakeRule):
         at_least("groups", self.groups, 1)
         if type(self.ahead) is not bool:
             raise ValueError(
-                "ahead must be True or False, because the recipe already sets the number of groups in a batch; got "
+                "ahead must be True or False, not a number: the recipe sets the number of groups in a batch; got "
                 f"{self.ahead!r}"
             )
 
@@ -104,7 +104,8 @@ class Ahead(IntakeRule):
         """The view for the wrapped rule: its `need` includes the additional groups."""
         if not view.max_staleness:
             return view
-        # Subtract all ready groups, even if they exceed a batch. Otherwise, more groups become stale if the trainer is slow.
+        # All ready groups are subtracted, also if there are more than a batch needs. Otherwise a slow trainer would let
+        # more groups become stale.
         return view._replace(need=max(0, view.groups + self.groups - view.held_S[-1]))
 
     def promises(self, opened: int, view: View, memory: Memory) -> Mapping[str, bool]:

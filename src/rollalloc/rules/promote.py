@@ -103,9 +103,7 @@ class TopVariance(PromoteRule):
             "k groups go on, or all if fewer wait; none while a group runs in the stage": len(chosen)
             == (0 if awaited else min(k, len(held))),
             "a group that is about to be too old goes before all others": not last or not variances,
-            "of the others, the groups with the highest variance go on": (
-                not variances or min(variances) >= best_left - 1e-9
-            ),
+            "the groups with the highest variance come next": (not variances or min(variances) >= best_left - 1e-9),
         }
 
 

@@ -30,7 +30,7 @@ class Shuffled(PromptRule):
     def beside(
         self, taken: Sequence[int], memory: Memory, k: int, free_N: NDArray[np.bool_], rng: np.random.Generator
     ) -> list[int]:
-        """Draw k prompts like `pick`. `taken` lists free prompts that the caller has already drawn in the same call.
+        """Draw k prompts, as `pick` does. `taken` lists free prompts that the caller has already drawn in the same call.
 
         Prompts that were not drawn in this pass come first. Then the order is shuffled, and a new pass begins.
         """
@@ -135,7 +135,7 @@ class AsOffered(OfferedPromptRule):
 
 
 def some_free(free_N: NDArray[np.bool_], count: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """At most `count` different random free prompts. If free prompts are common, this does not scan all prompts."""
+    """At most `count` different random free prompts. The function scans all prompts only if free prompts are rare."""
     tried = np.unique(rng.integers(free_N.size, size=4 * count))
     found = tried[free_N[tried]]
     if found.size < count:

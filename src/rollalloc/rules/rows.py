@@ -39,8 +39,8 @@ def max_variance_subset(rewards_G: ArrayLike, m: int) -> NDArray[np.int64]:
         raise ValueError(f"m must be at most the number of rewards, {reward_G.size}, got {m}")
     order_G = np.argsort(reward_G, kind="stable")
     sorted_G = reward_G[order_G]
-    # Centre on the middle of the range and divide by its width. Otherwise, squares of large rewards could overflow or
-    # lose digits. For binary rewards this is exact.
+    # Centre on the middle of the range and divide by half of its width. Otherwise, squares of large rewards could
+    # overflow or lose digits. Binary rewards become exactly -1 and 1.
     sorted_G = sorted_G - (sorted_G[0] / 2 + sorted_G[-1] / 2)
     sorted_G = sorted_G / (np.abs(sorted_G).max() or 1.0)
     lowest, highest = sorted_G[:m][::-1], sorted_G[sorted_G.size - m :][::-1]
@@ -119,7 +119,7 @@ class _Some(RowRule):
         } | (self.best(kept_M, left_L) if left_L.size else {})
 
     def best(self, kept_M: NDArray[np.float64], left_L: NDArray[np.float64]) -> dict[str, bool]:
-        """Compare the chosen rewards with the rewards that were left out. There is at least one of each."""
+        """Compare the chosen rewards with the rewards that were left out. Neither array is empty."""
         return {}
 
 
@@ -185,8 +185,8 @@ class Percentile(_Some):
 class Balanced(_Some):
     """Take m rollouts, half of them successes. If there are too few successes or failures, take more of the other kind.
 
-    Take the successes with the lowest ids and the failures with the lowest ids. If m is odd, there is
-    one failure more than successes. Reinforce-Ada, arXiv 2510.04996.
+    Take the successes with the lowest ids and the failures with the lowest ids. If m is odd, take one more failure than
+    successes. Reinforce-Ada, arXiv 2510.04996.
 
     Attributes:
         above: a metric above this is a success.

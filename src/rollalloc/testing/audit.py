@@ -102,7 +102,7 @@ class Auditor:
             if rollout in self.done and rollout not in self.trained:
                 self.causes[self._why_not_trained(rollout, round_ends)] += 1
         late = {rollout for rollout in self.due - self.released if not self._may_return(rollout)}
-        expect(5, not late, "rows of a trained batch that are not replayed are not released after the update")
+        expect(5, not late, "the update does not release the rows of its batch, although they cannot be replayed")
         self.due -= self.released
         if actions.finished and actions.batch is None:
             expect(5, not self.due, "rows are kept for replay after the end of the run")

@@ -27,9 +27,8 @@ class AuditedRun:
         seed: seed of the allocator and of the order in which rollouts end.
         allocator: the class that decides.
         like: the recipe whose promises are checked. None: no promises are checked.
-        reload: probability that an `ask` saves a second allocator and replaces it by a loaded copy. The second allocator
-            gets the same events, but in lists instead of one by one, and must give the same answers. 0: no second
-            allocator.
+        reload: if above 0, a second allocator gets the same events, but in lists instead of one by one, and must give the
+            same answers. With this probability, an `ask` saves the second allocator and replaces it by a loaded copy.
     """
 
     def __init__(

@@ -329,7 +329,9 @@ def test_a_gateway_that_answers_with_the_name_behind_an_alias_is_used_and_said(a
     server.replies = lambda number, body: (200, completion("yes", model="gpt-4.1-2025-04-14"))
     code, _, said = advise()
     assert code == 0
-    assert said.count("was asked for 'org/tiny' and answered with 'gpt-4.1-2025-04-14', but it lists the name") == 1
+    assert (
+        said.count("was asked for 'org/tiny' and answered with 'gpt-4.1-2025-04-14', but it lists the requested") == 1
+    )
 
 
 @pytest.mark.parametrize(

@@ -138,8 +138,8 @@ class Backend(Protocol):
     def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Sample with these weights as soon as possible. Running rollouts continue.
 
-        When this returns, the caller may change the tensors. `Generation.spans` says which version sampled each token.
-        Keys and values that earlier weights computed may stay in the cache: importance weights only need the
+        When the call returns, the caller may change the tensors. `Generation.spans` says which version sampled each token.
+        Keys and values that earlier weights computed may stay in the cache: importance weights need only the
         log-probabilities of the distribution from which a token was drawn.
 
         Args:

@@ -44,9 +44,8 @@ _GONE = None  # marks the end of the pipe
 class ProcessBackend:
     """`LocalBackend` in another process.
 
-    If the process dies, a new process replaces it, and its rollouts start again with the newest weights and the same random
-    draws. If the new process also dies before any rollout has ended, it is not replaced. A process without signs of life
-    is killed.
+    If the process dies, a new process starts its rollouts again, with the newest weights and the same random draws. If the
+    new process dies before any rollout has ended, it is not replaced. A process without signs of life is killed.
 
     Args:
         model: the model that the process builds again, with the same weights and on the same device.
@@ -173,7 +172,7 @@ class ProcessBackend:
         return ended
 
     def _replace(self) -> list[Generation]:
-        """Start another process with the rollouts of the one that died."""
+        """Start another process with the rollouts of the process that died."""
         code = self._spawned.end(_GRACE_S)
         self._told.end()
         self._heard.end(self._spawned.connection)
@@ -275,8 +274,9 @@ def _serve(
     decoding: Decoding,
     threads: int,
 ) -> None:
-    """The code of the process: follow messages, decode while a rollout is running, and report rollouts that ended. If none
-    ends for some time, send a sign of life.
+    """The code of the process: follow messages, decode while a rollout is running, and report rollouts that ended.
+
+    If no rollout ends for some time, send a sign of life.
     """
     torch.set_num_threads(threads)
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the process ends only when the parent closes the pipe
