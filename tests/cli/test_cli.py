@@ -422,7 +422,6 @@ def recipe(label, costs, ratios, reached, **accounts):
         label=label,
         recipe="grpo",
         parameters={},
-        learning_rate=1e-3,
         seeds=(0, 1, 2),
         reached=reached,
         costs=dict.fromkeys(names, costs),
@@ -432,7 +431,6 @@ def recipe(label, costs, ratios, reached, **accounts):
         k=None,
         accounts=accounts,
         rollouts_paid=sum(accounts.values()),
-        tokens_paid=1,
         folders=(),
     )
 

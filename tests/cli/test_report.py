@@ -45,7 +45,7 @@ def test_what_is_no_folder_is_refused(tmp_path):
     (tmp_path / "link").symlink_to("nowhere")
     for name, why in (
         ("file", "is a file"),
-        ("fifo", "is a pipe or a device"),
+        ("fifo", "is a file"),
         ("link", "is a link to something that does not exist"),
     ):
         given = CliRunner().invoke(app, ["report", str(tmp_path / name)], env={"COLUMNS": "300"})

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollalloc.files.text import one_line, shortened, visible
+from rollalloc.files.text import one_line, visible
 
 
 @pytest.mark.parametrize(
@@ -39,15 +39,6 @@ def test_what_is_visible_is_xml_and_stays_as_it_is(text):
     shown = visible(text)
     assert ElementTree.fromstring(f"<a>{escape(shown)}</a>").text == (shown or None)
     assert visible(shown) == shown
-
-
-def test_a_long_text_keeps_its_beginning_and_its_end():
-    text = "begin" + "x" * 1_000_000 + "the answer"
-    short = shortened(text, 60)
-    assert short.startswith("begin")
-    assert short.endswith("the answer")
-    assert "999,955 characters left out" in short
-    assert shortened("short", 60) == "short"
 
 
 @given(st.text())

@@ -55,7 +55,7 @@ def advise(
     from rollalloc.lab.advise.curriculum import curriculum_of, write_curriculum
     from rollalloc.lab.advise.pasting import FRAMEWORKS, check_framework
     from rollalloc.lab.advise.profile import profile_of
-    from rollalloc.lab.advise.profile_folder import prompts_beside, refuse_changed, refuse_unfinished, settings_beside
+    from rollalloc.lab.advise.profile_folder import prompts_beside, refuse_changed, settings_beside
     from rollalloc.lab.advise.verdict import present_of, verdict_of
     from rollalloc.lab.waste.finding import chosen
 
@@ -69,7 +69,6 @@ def advise(
     sampled = settings_beside(Path(at))
     if sampled:
         refuse_changed(Path(at))
-        refuse_unfinished(Path(at))
     with staged() as shown:
         log = reading.read(at, shown)
         features_PD = _features(at, log)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from rollalloc.cli.options import source
+from rollalloc.cli.options import file_path
 from rollalloc.cli.progress import staged
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def features(
     model: Annotated[str, typer.Option(help="The model that training starts from, by name or folder.")],
     prompts: Annotated[
-        list[Path], typer.Option(help="Prompts, Parquet or JSONL in verl's schema; repeatable.", parser=source)
+        list[Path], typer.Option(help="Prompts, Parquet or JSONL in verl's schema; repeatable.", parser=file_path)
     ],
     out: Annotated[Path, typer.Option(help="File to write, ending in .safetensors.")],
     device: Annotated[str | None, typer.Option(help="Device: cpu, cuda, ... (default: a GPU if there is one).")] = None,

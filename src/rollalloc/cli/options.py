@@ -56,41 +56,23 @@ def place(text: str | Path) -> Path:
     return Path(text)
 
 
-def folder_of_runs(text: str | Path) -> Path:
-    """The path of a folder to read. The folder may not exist yet.
-
-    Raises:
-        typer.BadParameter: the name is empty, or the path is not a folder.
-    """
-    at = _no_broken_link(text)
-    if at.exists() and not at.is_dir():
-        kind = "a file" if at.is_file() else "a pipe or a device"
-        raise typer.BadParameter(f"{at} is {kind}; give a folder")
-    return at
-
-
 def folder(text: str | Path) -> Path:
-    """A folder to write into.
+    """The path of a folder, which may not exist yet.
 
     Raises:
         typer.BadParameter: the name is empty, or the path is a file or a broken link.
     """
-    at = _no_broken_link(text)
+    at = place(text)
+    if at.is_symlink() and not at.exists():
+        raise typer.BadParameter(f"{at} is a link to something that does not exist; give a folder, or remove the link")
     there = next(above for above in (at, *at.parents) if above.exists())
     if not there.is_dir():
         raise typer.BadParameter(f"{there} is a file; give a folder")
     return at
 
 
-def _no_broken_link(text: str | Path) -> Path:
-    at = place(text)
-    if at.is_symlink() and not at.exists():
-        raise typer.BadParameter(f"{at} is a link to something that does not exist; give a folder, or remove the link")
-    return at
-
-
-def source(text: str | Path) -> Path:
-    """The path of a file to read. It may be missing; the function that reads it reports this.
+def file_path(text: str | Path) -> Path:
+    """The path of a file to read or to write, which may not exist yet.
 
     Raises:
         typer.BadParameter: the name is empty, or the path is a folder, a pipe or a device.
@@ -124,7 +106,7 @@ class SamplingOptions:
     task: str | None = on_data(None, "Built-in task: skills/POOL, walks/POOL, sort, or rg/NAME such as rg/gcd.")
     model: str | None = on_data(None, "Causal language model, by name or folder, instead of a built-in task.")
     prompts: list[Path] | None = on_data(
-        None, "Training prompts, Parquet or JSONL in verl's schema; repeatable.", parser=source
+        None, "Training prompts, Parquet or JSONL in verl's schema; repeatable.", parser=file_path
     )
     reward: str | None = on_data(
         None, "Reward function, package.module:function or file.py:function, called as verl's compute_score."
@@ -158,7 +140,7 @@ class RunOptions(SamplingOptions):
         "Settings on a built-in task. defaults: the same shape, learning rate and optimizer for every recipe and task. "
         "tuned: found by a search for this recipe on this task.",
     )
-    heldout: Path | None = on_data(None, "Held-out prompts to evaluate on, in the same schema.", parser=source)
+    heldout: Path | None = on_data(None, "Held-out prompts to evaluate on, in the same schema.", parser=file_path)
     single_answer: bool = on_data(
         False,
         "Each held-out prompt has one right answer, its ground truth: compute the accuracy exactly, without sampling.",

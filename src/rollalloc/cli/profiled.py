@@ -57,7 +57,6 @@ def _lengths(lengths: LengthProfile) -> Table:
         ("median", lengths.p50, ",.0f"),
         ("95th percentile", lengths.p95, ",.0f"),
         ("hit the limit", lengths.truncated, ".1%"),
-        ("rank correlation with success", lengths.correlation, ".3f"),
     ]
     return _estimates(f"{lengths.unit} of a rollout, at most {lengths.longest:,}", rows)
 

@@ -12,7 +12,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from rollalloc.cli.options import folder_of_runs
+from rollalloc.cli.options import file_path
+from rollalloc.cli.options import folder as folder_path
 from rollalloc.cli.progress import say
 from rollalloc.cli.reading import table
 
@@ -22,23 +23,12 @@ if TYPE_CHECKING:
 _EXIT_ON_DAMAGE = 1
 
 
-def page(text: str | Path) -> Path:
-    """The page to write, from an option.
-
-    Raises:
-        typer.BadParameter: the name is empty, or the path is a folder.
-    """
-    if not str(text).strip() or Path(text).is_dir():
-        raise typer.BadParameter(f"expected the name of a page, e.g. report.html, got {text!r}")
-    return Path(text)
-
-
 def report(
     folder: Annotated[
-        Path, typer.Argument(help="Folder of one or more runs or comparisons, finished or not.", parser=folder_of_runs)
+        Path, typer.Argument(help="Folder of one or more runs or comparisons, finished or not.", parser=folder_path)
     ],
     out: Annotated[
-        Path | None, typer.Option(help="File of the page (default: FOLDER/report.html).", parser=page)
+        Path | None, typer.Option(help="File of the page (default: FOLDER/report.html).", parser=file_path)
     ] = None,
     verl: Annotated[
         str | None,

@@ -11,24 +11,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
-from rich.console import Console
 from rich.markup import escape
-from rich.measure import Measurement
 from rich.table import Table
 
 from rollalloc.cli.options import (
     LabelledParameters,
+    file_path,
     listed,
     named_recipes,
     option,
     parameters_by_label,
-    source,
     titled,
     with_options,
 )
 from rollalloc.cli.progress import result_console, say, staged
 from rollalloc.cli.reading import bare_table
 from rollalloc.core.allocator import Allocator
+from rollalloc.files.table import first_fitting
 from rollalloc.lab.bench.summary import in_words
 from rollalloc.lab.simulate.cluster import SCHEDULES, Cluster, Scenario, Schedule
 from rollalloc.lab.simulate.cost import Costs
@@ -126,13 +125,13 @@ def simulate(
         Path | None,
         typer.Option(
             help="CSV of seconds per token by concurrency (default: estimated for --model on --gpu).",
-            parser=source,
+            parser=file_path,
         ),
     ] = None,
     log: Annotated[
         Path | None,
         typer.Option(
-            help="Use the lengths and successes of each prompt in this rollouts.jsonl of a run.", parser=source
+            help="Use the lengths and successes of each prompt in this rollouts.jsonl of a run.", parser=file_path
         ),
     ] = None,
     prompts: Annotated[
@@ -157,7 +156,8 @@ def simulate(
         typer.echo(json.dumps({**said_of, "priced": [each.described() for each in priced]}, indent=2, allow_nan=False))
         return
     console = result_console()
-    console.print(_fitting(priced, console))
+    tables = [_table(priced, sum(_OPTIONAL[:count], ())) for count in range(len(_OPTIONAL) + 1)]
+    console.print(first_fitting(tables, console))
     for line in [*_streaming_notes(scenarios[0], made, staleness), *_notes(scenarios[0], priced)]:
         say(console, line)
 
@@ -230,14 +230,6 @@ def _described(scenario: Scenario) -> dict[str, Any]:
         "workload": scenario.workload.describe(),
         **{name: getattr(scenario, name) for name in ("prompt_tokens", "batches", "warmup")},
     }
-
-
-def _fitting(priced: Sequence[PricedRecipe], console: Console) -> Table:
-    """The table with as many columns as the console has room for."""
-    tables = [_table(priced, sum(_OPTIONAL[:count], ())) for count in range(len(_OPTIONAL) + 1)]
-    unbounded = console.options.update(width=1000)
-    widths = ((each, Measurement.get(console, unbounded, each).maximum) for each in tables)
-    return next((each for each, width in widths if width <= console.width), tables[-1])
 
 
 def _table(priced: Sequence[PricedRecipe], left_out: Collection[str]) -> Table:

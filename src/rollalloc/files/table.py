@@ -30,10 +30,7 @@ class FittingTable:
         self._rows, self._prose, self._optional, self._title = rows, prose, optional, title
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        tables = [self._table(self._optional[:count]) for count in range(len(self._optional) + 1)]
-        unbounded = options.update(width=1000)
-        fitting = (table for table in tables if Measurement.get(console, unbounded, table).maximum <= options.max_width)
-        yield next(fitting, tables[-1])
+        yield first_fitting([self._table(self._optional[:count]) for count in range(len(self._optional) + 1)], console)
 
     def _table(self, left_out: Collection[str]) -> Table:
         table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, title=Text(self._title) or None)
@@ -44,6 +41,13 @@ class FittingTable:
         for row in self._rows:
             table.add_row(*(Text(cell) if isinstance(cell := row[heading], str) else cell for heading in headings))
         return table
+
+
+def first_fitting(tables: Sequence[Table], console: Console) -> Table:
+    """The first table for which the console has room; the last if there is none."""
+    unbounded = console.options.update(width=1000)
+    fitting = (table for table in tables if Measurement.get(console, unbounded, table).maximum <= console.width)
+    return next(fitting, tables[-1])
 
 
 def sparkline(values: Sequence[float], width: int) -> str:

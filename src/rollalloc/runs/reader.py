@@ -6,9 +6,10 @@ The terminal, the page and the comparison all use this reader, so they show the 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from os import SEEK_END
 from pathlib import Path
 from typing import Any
@@ -176,36 +177,18 @@ def _description(path: Path) -> tuple[Mapping[str, Any], str | None]:
 
 
 def _thinned(lines: Iterable[Line]) -> list[Line]:
-    """Thin out the lines of each kind to a number that the views can show."""
-    kept = {kind: _Thinned() for kind in (*_KINDS, "")}
+    """Thin out the lines of each kind to a number that the views can show: evenly, with the first and the newest line."""
+    kept: dict[str, list[tuple[int, Line]]] = {kind: [] for kind in (*_KINDS, "")}
+    newest: dict[str, tuple[int, Line]] = {}
+    seen, each = Counter[str](), dict.fromkeys(kept, 1)  # of each kind, every `each`-th line is kept
     for at, line in enumerate(lines):
-        kept[line["kind"] if line["kind"] in _KINDS else ""].add(at, line)
-    entries = sorted((entry for thinned in kept.values() for entry in thinned.entries), key=lambda entry: entry[0])
-    return [line for _, line in entries]
-
-
-@dataclass
-class _Thinned:
-    """The lines of one kind, thinned for a long run: each entry stands for several successive lines.
-
-    An entry has the values of its last line, because this line has the newest totals. The first entry always stands for a
-    single line.
-    """
-
-    entries: list[tuple[int, Line]] = field(default_factory=list[tuple[int, Line]])  # number in the file, line
-    _each: int = 1  # number of lines that an entry stands for
-    _in_last: int = 1  # number of lines that the last entry stands for so far
-
-    def add(self, number: int, line: Line) -> None:
-        """Add the next line."""
-        if len(self.entries) < 2 or self._in_last == self._each:
-            self.entries.append((number, line))
-            self._in_last = 1
-        else:
-            self.entries[-1] = (number, line)
-            self._in_last += 1
-        if len(self.entries) > 2 * MOST_LINES:
-            first, *rest = self.entries
-            self.entries = [first, *(rest[min(at + 1, len(rest) - 1)] for at in range(0, len(rest), 2))]
-            self._in_last += self._each if len(rest) % 2 == 0 else 0
-            self._each *= 2
+        kind = line["kind"] if line["kind"] in _KINDS else ""
+        newest[kind] = at, line
+        if seen[kind] % each[kind] == 0:
+            kept[kind].append((at, line))
+        seen[kind] += 1
+        if len(kept[kind]) == 2 * MOST_LINES:
+            del kept[kind][1::2]
+            each[kind] *= 2
+    entries = dict(entry for of_kind in (*kept.values(), newest.values()) for entry in of_kind)
+    return [entries[at] for at in sorted(entries)]

@@ -20,7 +20,7 @@ from rollalloc.core.errors import NoScores
 from rollalloc.data.feature_file import read_features
 from rollalloc.files.stamps import stamp_of
 from rollalloc.generate.sampling import Sampling
-from rollalloc.lab.advise.profile_folder import refuse_changed, refuse_unfinished
+from rollalloc.lab.advise.profile_folder import refuse_changed
 from rollalloc.lab.advise.sampling import sample_profile
 from rollalloc.lab.waste.readers import read_log
 
@@ -98,11 +98,11 @@ def test_a_profile_that_was_killed_goes_on_to_the_same_rollouts(rewarded, profil
     kill_after(profile, prompts, torn)
     if torn:
         with pytest.raises(ValueError, match="sampling was interrupted, run the same command again"):
-            refuse_unfinished(profile)
+            refuse_changed(profile)
     sample_profile(rewarded("half"), profile, prompts=40, n=3, seed=5)
     assert log.read_bytes() == whole
     assert json.loads((profile / "profile.json").read_text()) == described
-    refuse_unfinished(log)  # raises no error: it is whole again
+    refuse_changed(log)  # raises no error: it is whole again
 
 
 def test_more_prompts_are_added_to_those_that_are_there(rewarded, profile):

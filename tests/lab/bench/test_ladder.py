@@ -11,11 +11,11 @@ import pytest
 
 from rollalloc.data.prompts import load_prompts
 from rollalloc.lab.bench.plan import freeze, frozen_in, make_plan
-from rollalloc.lab.bench.presets import PRESETS, planned_run
+from rollalloc.lab.bench.presets import planned_run
 from rollalloc.lab.bench.rungs import RUNGS, Model, WarmedUp
 from rollalloc.lab.bench.tasks import ladder
 from rollalloc.lab.bench.tasks.ladder import FAMILIES, LEVELS, LONGEST, Mixture, compute_score, spread
-from rollalloc.lab.bench.tiers import LADDER_METHODS
+from rollalloc.lab.bench.tiers import LADDER_METHODS, TIERS
 from rollalloc.models.policy import Policy
 
 SMALL = Mixture(train=300, heldout=60)
@@ -144,21 +144,19 @@ def test_a_rung_without_its_model_names_the_command(tmp_path):
 @pytest.mark.parametrize("name", RUNGS)
 def test_the_package_s_rungs(name):
     rung = RUNGS[name]
-    preset = PRESETS[rung.task]
-    assert (preset.target, preset.max_rollouts) == (rung.run.target, rung.run.max_rollouts)
-    assert rung.run.seeds == (8 if rung.parameters < 5e6 else 5)
-    assert planned_run(rung.task, "grpo", 0).max_rollouts == rung.run.max_rollouts
+    ladder = TIERS["ladder"]
+    assert ladder.seeds_of[rung.task] == (8 if rung.parameters < 5e6 else 5)
+    assert planned_run(rung.task, "grpo", 0).max_rollouts == ladder.tasks[rung.task]
 
 
 def test_the_plan_of_the_ladder_has_each_rung_s_own_seeds_and_rate(tmp_path):
     plan = make_plan("ladder")
     assert [each.label for each in plan.contestants] == list(LADDER_METHODS)
-    for task, rung in zip(plan.tasks, RUNGS.values(), strict=True):
-        assert len(plan.seeds_of(task)) == rung.run.seeds
-        assert plan.rate_of(task) == rung.run.learning_rate
-        assert plan.runs_of(task) == rung.run.seeds * len(LADDER_METHODS)
+    assert [task.name for task in plan.tasks] == [rung.task for rung in RUNGS.values()]
+    assert [len(plan.seeds_of(task)) for task in plan.tasks] == [8, 8, 5, 5]
+    assert [plan.rate_of(task) for task in plan.tasks] == [6e-4, 6e-4, 3e-4, 2e-5]
     freeze(plan, tmp_path)
     assert frozen_in(tmp_path)[0] == plan
     some = make_plan("ladder", tasks=["ladder/1m"], recipes=["grpo", "reinforce"])
     assert [(each.label, each.recipe) for each in some.contestants] == [("grpo", "grpo"), ("reinforce", "reinforce")]
-    assert some.runs == 2 * RUNGS["1m"].run.seeds
+    assert some.runs == 2 * 8

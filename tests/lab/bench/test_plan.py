@@ -20,7 +20,6 @@ def test_the_plan_of_a_tier(name):
         assert task.target == PRESETS[task.name].target
         assert task.eval_every < task.budget
     assert {each.label for each in plan.contestants} == set(tier.methods or tier.recipes)
-    assert plan.seconds / 2 / 3600 < tier.hours
     assert len(plan.seeds) >= (8 if name == "full" else 2)
 
 

@@ -22,7 +22,6 @@ def method(label, *, cost=1000.0, ratio=None, reached=5, seeds=5, taught=40):
         label=label,
         recipe=label,
         parameters={},
-        learning_rate=1e-3,
         seeds=tuple(range(seeds)),
         reached=reached,
         costs=dict.fromkeys(COSTS, paid),
@@ -32,7 +31,6 @@ def method(label, *, cost=1000.0, ratio=None, reached=5, seeds=5, taught=40):
         k=None,
         accounts={"trained": taught, "zero_variance": 100 - taught},
         rollouts_paid=100,
-        tokens_paid=1000,
         folders=(Path("a"),) * seeds,
     )
 

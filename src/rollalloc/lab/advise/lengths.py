@@ -1,4 +1,4 @@
-"""Rollout lengths: their quantiles, and their correlation with success."""
+"""Quantiles of rollout lengths."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ class LengthProfile:
         p95: 95th percentile.
         longest: maximum in the log.
         truncated: share of rollouts that reached the length limit. None: not logged.
-        correlation: rank correlation of length and success. None: one of the two does not vary.
     """
 
     unit: Literal["tokens", "characters"]
@@ -33,11 +32,10 @@ class LengthProfile:
     p95: Share
     longest: int
     truncated: Share | None
-    correlation: Share | None
 
 
 def lengths_of(judged: Groups, *, seed: int = 0, resamples: int = 200) -> LengthProfile | None:
-    """Quantiles of rollout length, and its correlation with success. Intervals are bootstrapped over at most 2,048 prompts.
+    """Quantiles of rollout length. Intervals are bootstrapped over at most 2,048 prompts.
 
     Args:
         judged: groups whose rewards are 0, 1 or NaN.
@@ -69,7 +67,6 @@ def lengths_of(judged: Groups, *, seed: int = 0, resamples: int = 200) -> Length
         p95=p95,
         longest=longest,
         truncated=share_of(logged.truncated_V, logged.size_V, logged.prompt_V),
-        correlation=_correlation(length_R[some_R], judged.rewards_R[some_R], row_R, times_BP),
     )
 
 
@@ -81,39 +78,9 @@ def _quantiles(length_R: NDArray[np.int64], row_R: NDArray[np.int64], times_BP: 
         until_R = np.cumsum(times_P[row_R])
         return length_R[np.searchsorted(until_R, np.array([0.5, 0.95]) * until_R[-1])]
 
-    value_2 = quantiles(np.ones(times_BP.shape[1], np.int64))
-    return _shares(value_2, [quantiles(times_P) for times_P in times_BP], times_BP.shape[1])
-
-
-def _correlation(
-    length_R: NDArray[np.int64], right_R: NDArray[np.float64], row_R: NDArray[np.int64], times_BP: NDArray[np.int64]
-) -> Share | None:
-    """Spearman's rank correlation over scored rollouts."""
-    known_R = ~np.isnan(right_R)
-    _, tie_R, times_T = np.unique(length_R[known_R], return_inverse=True, return_counts=True)
-    x_R = (np.cumsum(times_T) - times_T / 2)[tie_R] / max(1, len(tie_R))
-    y_R, row_R = right_R[known_R], row_R[known_R]
-    products = (np.ones(len(x_R)), x_R, y_R, x_R * x_R, y_R * y_R, x_R * y_R)
-    sums_P6 = np.stack([np.bincount(row_R, product, times_BP.shape[1]) for product in products], 1)
-
-    def correlation(sums_B6: NDArray[np.float64]) -> NDArray[np.float64]:
-        count, x, y, xx, yy, xy = sums_B6.T
-        with np.errstate(invalid="ignore", divide="ignore"):
-            return (xy / count - x * y / count**2) / np.sqrt(
-                (xx / count - (x / count) ** 2) * (yy / count - (y / count) ** 2)
-            )
-
-    value = correlation(sums_P6.sum(0)[None])
-    if not np.isfinite(value).all():
-        return None
-    drawn_B = correlation((times_BP @ sums_P6).astype(np.float64))
-    return _shares(value, drawn_B[np.isfinite(drawn_B)][:, None], times_BP.shape[1])[0]
-
-
-def _shares(value_X: NDArray[np.generic], drawn_BX: object, prompts: int) -> list[Share]:
+    prompts = times_BP.shape[1]
+    values = quantiles(np.ones(prompts, np.int64)).tolist()
     if prompts < LEAST_PROMPTS:
-        return [Share(float(share), None) for share in value_X.tolist()]
-    ends_2X = np.quantile(np.asarray(drawn_BX), (0.025, 0.975), axis=0)
-    return [
-        Share(float(share), (low, high)) for share, low, high in zip(value_X.tolist(), *ends_2X.tolist(), strict=True)
-    ]
+        return [Share(float(value), None) for value in values]
+    low_2, high_2 = np.quantile([quantiles(times_P) for times_P in times_BP], (0.025, 0.975), axis=0).tolist()
+    return [Share(float(value), (low, high)) for value, low, high in zip(values, low_2, high_2, strict=True)]

@@ -72,7 +72,7 @@ class ProfileFolder:
         saved = _described(self.path)
         if saved is None or overwrite:
             return
-        refuse_changed(self.path)
+        refuse_changed(self.path, unfinished=True)
         others = [*differences(_fixed(saved), _fixed(described), "profile")]
         if saved[_GROWS] > described[_GROWS]:
             others.append(f"profile.{_GROWS}: saved {saved[_GROWS]}, given {described[_GROWS]}")
@@ -145,40 +145,30 @@ class ProfileFolder:
         return ends
 
 
-def refuse_changed(log: Path) -> None:
+def refuse_changed(log: Path, *, unfinished: bool = False) -> None:
     """Raise an error if the log of a profile was modified, according to its recorded checksum.
 
     Args:
         log: the profile's log, or its folder.
+        unfinished: whether the log may have lines beyond its recorded length. Such lines come from an interrupted wave, or
+            from another program.
 
     Raises:
-        ValueError: the log was modified; the message says what to do.
+        ValueError: the log was modified, or is longer; the message says what to do.
     """
     folder = log if log.is_dir() else log.parent
     saved = _described(folder)
-    if saved is not None and saved[_STAMP]["bytes"] and (reason := why_changed(folder / ROLLOUTS, saved[_STAMP])):
+    if saved is None:
+        return
+    recorded: Stamp = saved[_STAMP]
+    if recorded["bytes"] and (reason := why_changed(folder / ROLLOUTS, recorded)):
         raise ValueError(
             f"{reason}: it is not what the profile wrote. Restore it from a copy, sample the profile again (--overwrite), "
             "or copy only the log into another folder, to read the modified log"
         )
-
-
-def refuse_unfinished(log: Path) -> None:
-    """Raise an error if a profile's log has lines beyond its recorded length.
-
-    Such lines come from an interrupted wave, or from another program.
-
-    Args:
-        log: the profile's log, or its folder.
-
-    Raises:
-        ValueError: the log is longer; the message says what to do.
-    """
-    folder = log if log.is_dir() else log.parent
-    saved = _described(folder)
-    if saved is not None and (folder / ROLLOUTS).stat().st_size > saved[_STAMP]["bytes"]:
+    if not unfinished and (folder / ROLLOUTS).stat().st_size > recorded["bytes"]:
         raise ValueError(
-            f"{folder / ROLLOUTS} has lines after the {saved[_STAMP]['bytes']:,} bytes that the profile recorded. If "
+            f"{folder / ROLLOUTS} has lines after the {recorded['bytes']:,} bytes that the profile recorded. If "
             "sampling was interrupted, run the same command again; if lines were added, remove them"
         )
 

@@ -137,14 +137,7 @@ def verdict_of(profile: Profile, present: Choice, prompts: int | None = None) ->
         profile: profile of the model on the prompts.
         present: the present setting.
         prompts: number of prompts to train on, at least 1. A batch has at most this number. None: unknown.
-
-    Raises:
-        ValueError: the present setting is GRPO with groups of one rollout.
     """
-    if present.recipe == "grpo" and present.n < 2:
-        raise ValueError(
-            f"GRPO needs groups of at least 2 rollouts, got n = {present.n}; reinforce is for single rollouts"
-        )
     if profile.too_few:
         more = _ROUND * max(1, ceil((ENOUGH - profile.rollouts) / _ROUND))
         sentence = f"Too few to tell ({profile.too_few}): sample {more:,} more rollouts."

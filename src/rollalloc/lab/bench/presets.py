@@ -80,16 +80,10 @@ PRESETS = {
     "rg/spell_backward": Preset(0.60, 20_000, 250),
     "rg/count_bits": Preset(0.59, 20_000, 250),
     "rg/simple_equations": Preset(0.64, 20_000, 250),  # the target is half-way between the initial accuracy and pass@8
-    **{
-        rung.task: Preset(
-            rung.run.target,
-            rung.run.max_rollouts,
-            rung.run.eval_every,
-            rate=rung.run.learning_rate,
-            precision=rung.run.precision,
-        )
-        for rung in RUNGS.values()
-    },
+    "ladder/0.15m": Preset(0.70, 6_000, 500),
+    "ladder/1m": Preset(0.70, 6_000, 500),
+    "ladder/8m": Preset(0.70, 4_096, 512, rate=3e-4, precision="bf16"),
+    "ladder/135m": Preset(0.50, 1_024, 256, rate=2e-5, precision="bf16"),
 }
 _SWEPT_FOR_ALL = "skills/late"  # every recipe was tuned on this task, so all other tasks fall back to its settings
 
@@ -113,14 +107,7 @@ def tuned_of(task: str) -> Mapping[str, Tuned]:
     for name in dict.fromkeys((_SWEPT_FOR_ALL, task)):
         file = files("rollalloc.lab.bench") / "tuned" / f"{name.replace('/', '-')}.json"
         recipes |= json.loads(file.read_text(encoding="utf-8"))["recipes"]
-    return {recipe: _tuned(entry) for recipe, entry in recipes.items()}
-
-
-def _tuned(entry: Mapping[str, Any]) -> Tuned:
-    """The settings in an entry of a search. An entry without an optimizer was found with `TUNED_WITH`."""
-    settings = entry.get("optimizer", TUNED_WITH)
-    optimizer = {**settings, "betas": tuple(settings["betas"])}
-    return Tuned(entry["parameters"], entry["learning_rate"], optimizer)
+    return {recipe: Tuned(entry["parameters"], entry["learning_rate"]) for recipe, entry in recipes.items()}
 
 
 def fields_of(task: TaskFiles) -> dict[str, Any]:

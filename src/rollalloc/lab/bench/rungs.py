@@ -1,4 +1,4 @@
-"""Rungs of the ladder. A rung is a model of a certain size, with its warm-up and the budget of its runs."""
+"""Rungs of the ladder. A rung is a model of a certain size, with its warm-up."""
 
 from __future__ import annotations
 
@@ -52,29 +52,6 @@ class WarmedUp:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Budgeted:
-    """Budget and evaluation of a rung's runs on the CPU.
-
-    Attributes:
-        target: held-out accuracy, fixed before the runs.
-        max_rollouts: rollouts of each run.
-        learning_rate: learning rate of every method.
-        eval_every: rollouts between two points of the evaluation grid.
-        seeds: number of seeds.
-        rollouts_per_second: rollouts per second of one core, for `--plan`.
-        precision: precision of updates and exact evaluations; see `rollalloc.train.config.Config`.
-    """
-
-    target: float
-    max_rollouts: int
-    learning_rate: float
-    eval_every: int
-    seeds: int
-    rollouts_per_second: float
-    precision: Precision = "auto"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class LadderRung:
     """A rung.
 
@@ -83,14 +60,12 @@ class LadderRung:
         parameters: number of the model's parameters.
         model: where the model comes from.
         warm_up: how the model is warmed up.
-        run: budget and evaluation.
     """
 
     name: str
     parameters: int
     model: Model
     warm_up: WarmedUp
-    run: Budgeted
 
     @property
     def task(self) -> str:
@@ -104,58 +79,24 @@ _RUNGS = (
         parameters=137_024,
         model=Model(hidden=64, layers=2),
         warm_up=WarmedUp(steps=3000, batch=64, learning_rate=6e-3, check_every=100, pass_at_8=0.65),
-        run=Budgeted(
-            target=0.7,
-            max_rollouts=6_000,
-            learning_rate=6e-4,
-            eval_every=500,
-            seeds=8,
-            rollouts_per_second=900.0,
-        ),
     ),
     LadderRung(
         name="1m",
         parameters=1_060_992,
         model=Model(hidden=128, layers=4),
         warm_up=WarmedUp(steps=1500, batch=64, learning_rate=3e-3, check_every=100),
-        run=Budgeted(
-            target=0.7,
-            max_rollouts=6_000,
-            learning_rate=6e-4,
-            eval_every=500,
-            seeds=8,
-            rollouts_per_second=200.0,
-        ),
     ),
     LadderRung(
         name="8m",
         parameters=7_991_712,
         model=Model(hidden=288, layers=6),
         warm_up=WarmedUp(steps=800, batch=64, learning_rate=1.5e-3, check_every=50),
-        run=Budgeted(
-            target=0.7,
-            max_rollouts=4_096,
-            learning_rate=3e-4,
-            eval_every=512,
-            seeds=5,
-            rollouts_per_second=60.0,
-            precision="bf16",
-        ),
     ),
     LadderRung(
         name="135m",
         parameters=134_515_008,
         model=Model(pretrained="smollm2"),
         warm_up=WarmedUp(steps=400, batch=32, learning_rate=1e-4, check_every=20, precision="bf16"),
-        run=Budgeted(
-            target=0.5,
-            max_rollouts=1_024,
-            learning_rate=2e-5,
-            eval_every=256,
-            seeds=5,
-            rollouts_per_second=4.0,
-            precision="bf16",
-        ),
     ),
 )
 RUNGS: Mapping[str, LadderRung] = MappingProxyType({rung.name: rung for rung in _RUNGS})

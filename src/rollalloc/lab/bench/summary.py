@@ -105,7 +105,6 @@ class RecipeSummary:
     label: str
     recipe: str
     parameters: Mapping[str, Any]
-    learning_rate: float
     seeds: tuple[int, ...]
     reached: int
     costs: dict[str, Interval | None]
@@ -115,7 +114,6 @@ class RecipeSummary:
     k: int | None
     accounts: dict[str, int]
     rollouts_paid: int
-    tokens_paid: int
     folders: tuple[Path, ...]
     grouped: bool = True
 
@@ -301,7 +299,6 @@ def _recipe(runs: Sequence[EndedRun], baseline: Sequence[EndedRun]) -> RecipeSum
         label=first.name,
         recipe=first.recipe,
         parameters=first.parameters,
-        learning_rate=first.learning_rate,
         seeds=tuple(costs),
         reached=sum(cost is not None and not cost.censored for cost in costs.values()),
         costs={name: _cost(name, list(costs.values())) for name in COSTS},
@@ -311,7 +308,6 @@ def _recipe(runs: Sequence[EndedRun], baseline: Sequence[EndedRun]) -> RecipeSum
         k=None if len(attempts) > 1 else attempts.pop(),
         accounts=dict(sum((Counter(end["accounts"]) for end in ends), Counter())),
         rollouts_paid=sum(end["rollouts_paid"] for end in ends),
-        tokens_paid=sum(end["tokens_paid"] for end in ends),
         folders=tuple(run.folder for run in runs),
         grouped=any(run.grouped for run in runs),
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from rollalloc.lab.bench.rungs import PREFIX, RUNGS
+from rollalloc.lab.bench.rungs import PREFIX
 from rollalloc.named import RECIPES
 from rollalloc.train.defaults import DEFAULT_ALONE, DEFAULT_SHAPE
 
@@ -26,7 +26,6 @@ class Tier:
         seeds: seeds of the runs.
         seeds_of: number of seeds of a task, if it does not use all seeds.
         eval_every: rollouts between two points of the evaluation grid; None: the task's.
-        hours: number of hours that it should take on two idle cores.
     """
 
     tasks: Mapping[str, int]
@@ -35,7 +34,6 @@ class Tier:
     seeds: tuple[int, ...]
     seeds_of: Mapping[str, int] = field(default_factory=dict[str, int])
     eval_every: int | None = None
-    hours: float
 
 
 def _seeds(count: int, first: int = _FIRST_SEED) -> tuple[int, ...]:
@@ -67,14 +65,12 @@ TIERS: Mapping[str, Tier] = MappingProxyType(
             recipes=("grpo", "reinforce"),
             seeds=_seeds(2),
             eval_every=32,
-            hours=0.1,
         ),
         "ci": Tier(
             tasks={"rg/gcd": 4000},
             recipes=("grpo", "reinforce", "pilot_commit"),
             seeds=_seeds(3),
             eval_every=250,
-            hours=1 / 6,
         ),
         "full": Tier(
             tasks={
@@ -89,21 +85,19 @@ TIERS: Mapping[str, Tier] = MappingProxyType(
             },
             recipes=tuple(RECIPES),
             seeds=_seeds(8),
-            hours=6,
         ),
         # Shows whether findings on tiny models hold for larger ones: one mixture of questions, several model sizes.
         "ladder": Tier(
-            tasks={rung.task: rung.run.max_rollouts for rung in RUNGS.values()},
-            seeds=_seeds(max(rung.run.seeds for rung in RUNGS.values()), _FIRST_OF_LADDER),
-            hours=24,
+            tasks={"ladder/0.15m": 6_000, "ladder/1m": 6_000, "ladder/8m": 4_096, "ladder/135m": 1_024},
+            seeds=_seeds(8, _FIRST_OF_LADDER),
             methods=LADDER_METHODS,
-            seeds_of={rung.task: rung.run.seeds for rung in RUNGS.values()},
+            seeds_of={"ladder/0.15m": 8, "ladder/1m": 8, "ladder/8m": 5, "ladder/135m": 5},
         ),
     }
 )
 # Rollouts per second of one process on a core of an Intel Xeon at 2.5 GHz (Cascade Lake), including evaluations on the
 # grid. Each value is between that of a method with groups and that of one without. Other runs used the machine while
-# these were measured. Tasks that were not measured get a low value; the rungs of the ladder have their own.
+# these were measured. Tasks that were not measured get a low value.
 RATES: Mapping[str, float] = MappingProxyType(
     {
         "skills/balanced": 480.0,
@@ -113,7 +107,10 @@ RATES: Mapping[str, float] = MappingProxyType(
         "walks/mixed": 240.0,
         "rg/gcd": 400.0,
         "rg/number_filtering_misled": 350.0,
-        **{rung.task: rung.run.rollouts_per_second for rung in RUNGS.values()},
+        "ladder/0.15m": 900.0,
+        "ladder/1m": 200.0,
+        "ladder/8m": 60.0,
+        "ladder/135m": 4.0,
     }
 )
 _UNMEASURED = min(rate for task, rate in RATES.items() if not task.startswith(PREFIX))

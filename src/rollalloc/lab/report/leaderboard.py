@@ -96,7 +96,7 @@ def _overview(board: Board) -> Table:
         (contestant.label, [_saving(cells.get(contestant.label)) for cells in by_label])
         for contestant in board.plan.contestants
     ]
-    title = f"{BASELINE}'s rollouts divided by each method's; above 1 is cheaper"
+    title = f"{BASELINE}'s rollouts divided by each method's; above 1, the method is cheaper"
     return Table(title, [part.task.name for part in board.parts], rows)
 
 

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 import rollalloc
 from rollalloc.files.atomic import write_text
 from rollalloc.files.claims import claim_files
-from rollalloc.files.text import error_text, one_line, shortened, visible
+from rollalloc.files.text import error_text, one_line, visible
 from rollalloc.lab.bench.summary import FEWEST, RecipeSummary, Summary, summaries_of
 from rollalloc.lab.report import figures, style
 from rollalloc.lab.report.wording import caveats, damage, findings, graded, silences, story
@@ -27,7 +27,6 @@ from rollalloc.runs.recorded import RecordedRun, by_label
 MADE_BY = "rollalloc report"  # the generator in the head of the page
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"  # CSP
 
-_MOST_DRAWN = 48  # maximum number of methods in one figure
 _SAID_ELSEWHERE = ("schema", "digests", "recipe", "parameters", "seed", "label", "task")  # fields of `run.json`
 
 
@@ -224,7 +223,6 @@ def _section(
         prefix: prefix for the file names of the figures.
     """
     methods = by_label(runs)
-    drawn = dict(list(methods.items())[:_MOST_DRAWN])
     colours = dict(zip(methods, style.METHODS * len(methods), strict=False))
     sentences = {} if summary is None else findings(summary)
     # An unfinished run can have other settings than the finished ones, and so another label.
@@ -240,18 +238,12 @@ def _section(
             *graded(summary),
             *caveats(runs),
             *silences(methods),
-            *_left_out(methods),
         ],
-        charts=list(_charts(drawn, runs[0].target, prefix)),
+        charts=list(_charts(methods, runs[0].target, prefix)),
         summary=summary,
         runs=runs,
         problems=damage(runs),
     )
-
-
-def _left_out(methods: figures.Methods) -> list[str]:
-    more = len(methods) > _MOST_DRAWN
-    return [f"The figures show the first {_MOST_DRAWN} of {len(methods)} methods."] if more else []
 
 
 def _charts(methods: figures.Methods, target: float | None, prefix: str) -> Iterator[Chart]:
@@ -321,7 +313,7 @@ def _settings(runs: Sequence[RecordedRun]) -> Iterator[tuple[str, str]]:
 
 
 def _plain(value: Any) -> str:
-    return visible(shortened(value if isinstance(value, str) else json.dumps(value), 300))
+    return one_line(value if isinstance(value, str) else json.dumps(value), 300)
 
 
 def _task(runs: Sequence[RecordedRun]) -> str:
