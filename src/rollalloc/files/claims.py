@@ -323,7 +323,7 @@ _LOCKS: weakref.WeakSet[Lock] = weakref.WeakSet()
 
 
 def _leave_to_parent() -> None:
-    """Close the locks in a forked process. Otherwise it would hold them even after its parent has ended."""
+    """Close the locks in a forked process, which would otherwise hold them even after its parent has ended."""
     for lock in list(_LOCKS):
         lock.release()
 

@@ -1,4 +1,4 @@
-"""The parent's side of `WorkerScorer`: a thread that distributes samples to workers and replaces dead ones."""
+"""The parent's side of `WorkerScorer`: a thread that distributes samples to workers and replaces dead workers."""
 
 from __future__ import annotations
 

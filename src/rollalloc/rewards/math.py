@@ -7,8 +7,8 @@ An answer is compared with the ground truth in four steps. The steps are tried i
    rounded (`_may_be_rounded`), the values need to agree only to six decimals and six significant digits.
 3. If one of them is text or a time of day, if both are numbers in different bases, or if one is a set and the other a
    tuple, the answer is wrong (`_refused`).
-4. If math-verify's parsed results certainly differ, the answer is wrong (`_differ`). This is checked first because
-   math-verify, for example, rounds constants to a fixed number of decimals. Otherwise math-verify decides.
+4. If the expressions that math-verify parses certainly differ, the answer is wrong (`_differ`). Otherwise math-verify
+   decides. `_differ` is needed because math-verify, for example, rounds constants to a fixed number of decimals.
 """
 
 from __future__ import annotations

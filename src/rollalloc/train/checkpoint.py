@@ -130,7 +130,7 @@ def save(
 
 
 def load_newest(folder: Path) -> Checkpoint:
-    """Read the newest undamaged checkpoint in a run's folder. Warn of each newer one that is damaged.
+    """Read the newest undamaged checkpoint in a run's folder. Log a warning for each newer, damaged checkpoint.
 
     Raises:
         FileNotFoundError: there is no checkpoint.

@@ -245,7 +245,7 @@ class Config:
         return self.label or self.recipe
 
     def description(self) -> dict[str, Any]:
-        """The run as plain data for `run.json`. A finished run is reused if its description equals this one."""
+        """The run as plain data for `run.json`. A finished run with the same description is reused."""
         left_out = {*SAVING, *WAITING, *(ASYNC if self.engine == "sync" else ())}
         described = {name: value for name, value in asdict(self).items() if name not in left_out}
         return json.loads(json.dumps({"schema": SCHEMA, **described}))

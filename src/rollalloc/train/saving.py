@@ -52,7 +52,7 @@ class Checkpoints:
         return enough_batches or (minutes is not None and time.monotonic() - self._saved_s >= 60 * minutes)
 
     def save(self) -> bool:
-        """Write a checkpoint. Return False if there is already one after this batch, or if the run writes nothing."""
+        """Write a checkpoint. Return False if this batch's checkpoint exists already, or if the run writes nothing."""
         batches = self._state.counters.batches
         if self._place is None or self.newest == batches:
             return False

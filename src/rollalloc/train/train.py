@@ -196,7 +196,7 @@ class Loop(ABC):
             NoScores: no rollout got a score, or the recent rollouts got none.
             MetricError: a metric is outside [0, 1], and a rule of the recipe reads it as a success rate.
             BackendDied: the generating process died or stopped responding; a checkpoint was written.
-            OSError: a checkpoint could not be written; the previous one is still there.
+            OSError: a checkpoint could not be written. The previous checkpoint is kept.
         """
         try:
             if self.place is None:
@@ -465,7 +465,7 @@ class Loop(ABC):
     # ----------------------------------------------------------------------------------------------- what is written
 
     def _save(self) -> None:
-        """Write a checkpoint, unless there is already one after this batch or the run writes nothing."""
+        """Write a checkpoint, unless this batch's checkpoint exists already or the run writes nothing."""
         if self.checkpoints.save():
             self._report()
 

@@ -1,6 +1,6 @@
 """Runs any recipe over the Tinker API, which samples and trains on remote GPUs: `TinkerTrainer`.
 
-Only `service` calls the SDK; it imports the SDK when a `Service` is created. `episodes` defines what a rollout is: either
+Only `service` calls the SDK, and imports the SDK when a `Service` is created. `episodes` defines what a rollout is: either
 a completion scored by a reward function, or an episode in an environment with tinker-cookbook's interface.
 """
 

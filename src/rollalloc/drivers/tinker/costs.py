@@ -13,8 +13,8 @@ class Usage:
 
     Attributes:
         prefill: prompt tokens that the sampler had to read.
-        cached: prompt tokens that the sampler had already read. These are the service's cache hits. If a request has
-            several samples, its prompt tokens also count here for each sample after the first.
+        cached: prompt tokens that the sampler had already read. These are the service's cache hits and, if a request has
+            several samples, the prompt's tokens for each sample after the first.
         sampled: generated tokens, including tokens of rollouts that were stopped or dropped.
         trained: tokens of the sequences in forward and backward passes, including prompts.
     """

@@ -30,9 +30,9 @@ class EndedRollout(NamedTuple):
 
     Attributes:
         trajectory: the tokens of the rollout.
-        outcome: its score, or why it has none.
+        outcome: the score, or the reason why there is no score.
         text: the completion, for the log of rollouts.
-        answered: False if the service did not answer one of its requests.
+        answered: False if the service did not answer a request of this rollout.
     """
 
     trajectory: Trajectory
@@ -70,11 +70,11 @@ class Episodes(Protocol):
     def keys(self) -> Sequence[str]: ...
 
     def table(self, features: Blocks | None) -> PromptTable:
-        """The prompts as the core sees them."""
+        """The table of prompts for the core."""
         ...
 
     def digest(self) -> str:
-        """A digest of the prompts. A resumed run compares it, to check that the prompts are the same."""
+        """A digest of the prompts. A resumed run compares the digest, to check that the prompts are the same."""
         ...
 
     async def play(self, order: Order, wave: Wave) -> list[EndedRollout]:
@@ -145,7 +145,7 @@ class Rewarded:
         return ended
 
     def _ended(self, rollout: int, start: Piece, sample: SampledSequence | str) -> EndedRollout:
-        """The rollout of a sample, with a pending score. If the sample cannot be used, the rollout has no score."""
+        """The rollout of a sample, not scored yet. If the sample cannot be used, the outcome is `Unscored`."""
         if isinstance(sample, str):
             return EndedRollout(Trajectory(rollout, (start,), False), Unscored(sample))
         trajectory = Trajectory(rollout, (start.then(sample.tokens, sample.logprobs),), sample.truncated)
@@ -197,7 +197,7 @@ class Environments:
 
     Args:
         builders: one for each prompt.
-        keys: a unique name for each builder. A resumed run finds its prompts by these names.
+        keys: a unique key for each builder. A resumed run finds its prompts by these keys.
         metric: name of the environment's metric that selection uses, for example "correct". If several turns report it, the
             last value is used. None: selection uses the reward.
         decode: converts token ids to text for the log of rollouts. None: the log has no text.

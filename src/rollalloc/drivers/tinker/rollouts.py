@@ -40,7 +40,7 @@ class EpisodeThread:
         return asyncio.run_coroutine_threadsafe(episodes.play(order, wave), self._loop)
 
     def wait(self, futures: Iterable[Future[list[EndedRollout]]], *, one: bool = False) -> None:
-        """Wait until all of these orders have ended. With `one`, wait until at least one has ended.
+        """Wait until all of these orders have ended. With `one`, wait only until any of them has ended.
 
         Raises:
             ServiceFailed: an environment blocks the event loop.
@@ -130,7 +130,7 @@ class RemoteEngine(RolloutEngine):
     def capacity(self) -> int | None:
         """Number of rollouts that may start now; None: any number.
 
-        Without `Remote.concurrency`, it is 0 until all rollouts of the last wave have ended.
+        Without `Remote.concurrency`, the result is 0 until all rollouts of the last wave have ended.
         """
         in_flight = [order for order, _ in self._in_flight.values()]
         concurrency = self.service.remote.concurrency
@@ -152,9 +152,8 @@ class RemoteEngine(RolloutEngine):
     def poll(self, *, wait: bool = True) -> list[RolloutResult]:
         """Wait for rollouts in flight and return them.
 
-        With `Remote.concurrency`, or if a stage in flight has a stop rule, this waits until one order has ended, so that the
-        allocator can react. Otherwise it waits for the whole wave, and returns the rollouts in the order in which they were
-        submitted.
+        If `Remote.concurrency` is set, or if a stage in flight has a stop rule, wait until one order has ended, so that the
+        allocator can react. Otherwise wait for the whole wave, and return the rollouts in the order of submission.
         """
         results, self._ended = self._ended, []
         wanted = [future for future, (order, _) in self._in_flight.items() if self._is_wanted(order)]
@@ -170,7 +169,7 @@ class RemoteEngine(RolloutEngine):
         return results + self._take_in()
 
     def drain(self) -> list[RolloutResult]:
-        """Wait for all rollouts in flight and return them. They are billed in any case."""
+        """Wait for all rollouts in flight and return them. The service bills these rollouts in any case."""
         self.thread.wait(self._in_flight)
         return self.poll(wait=False)
 

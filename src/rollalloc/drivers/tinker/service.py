@@ -145,7 +145,7 @@ class Service:
     # -------------------------------------------------------------------------------------------------------- sampling
 
     def sampler(self) -> Any:
-        """A client that samples from the current weights. It keeps using them after later updates."""
+        """A client that samples from the current weights. After a later update it still samples from these weights."""
         if self._sampling_client is None:
             self._sampling_client = self._of_model(
                 "publishing the weights", lambda model: model.save_weights_and_get_sampling_client()
@@ -214,7 +214,7 @@ class Service:
     async def answered(self, answer: Any) -> Any:
         """Await a coroutine or an SDK future, for at most `remote.request_seconds`.
 
-        Older SDKs return a `concurrent.futures.Future`, newer ones an object with a method `future()`.
+        Older SDKs return a `concurrent.futures.Future`, newer SDKs an object with a method `future()`.
         """
         if not asyncio.iscoroutine(answer):
             future = answer if isinstance(answer, Future) else answer.future()
@@ -233,7 +233,7 @@ class Service:
 
         Args:
             data: for each sequence, its input token ids, and a dictionary with `target_tokens`, `logprobs` and
-                `advantages`. All four have the same length.
+                `advantages`. The ids and the three lists have the same length.
             adam: parameters of the optimizer.
             clip: clipping thresholds of the ratio. None: no clipping.
 
@@ -266,19 +266,19 @@ class Service:
     # --------------------------------------------------------------------------------------------------------- weights
 
     def keep(self, name: str) -> str:
-        """Save weights and optimizer at the service for `remote.keep_days`. Return their path.
+        """Save the weights and the optimizer at the service for `remote.keep_days`. Return the path.
 
         Raises:
-            ServiceFailed: the service could not save them.
+            ServiceFailed: the service could not save the weights.
         """
         days = self.remote.keep_days
         return self._save_state(name, None if days is None else days * _DAY_S)
 
     def restore(self, path: str) -> None:
-        """Load weights and optimizer that `keep` saved.
+        """Load the weights and the optimizer from a path that `keep` returned.
 
         Raises:
-            ServiceFailed: the service has deleted them, or the request failed.
+            ServiceFailed: the service has deleted the weights, or the request failed.
         """
         self._training_client = self._wait(
             f"loading {path} (the service deletes it after keep_days)",
@@ -287,10 +287,10 @@ class Service:
         self._sampling_client = None
 
     def save(self, folder: Path) -> None:
-        """Save the weights at the service forever, for training and for sampling. Write their paths to a file.
+        """Save the weights at the service forever, for training and for sampling. Write both paths to a file.
 
         Raises:
-            ServiceFailed: the service could not save them.
+            ServiceFailed: the service could not save the weights.
         """
         name = f"final-{token_hex(4)}"
         sampler = self._of_model("saving the weights", lambda model: model.save_weights_for_sampler(name=name))
@@ -309,7 +309,7 @@ class Service:
         return self._wait(action, lambda: call(model))
 
     def _wait(self, action: str, call: Callable[[], Any]) -> Any:
-        """The result of an SDK call. Newer SDKs return a future, older ones the result itself."""
+        """The result of an SDK call. Newer SDKs return a future, older SDKs the result itself."""
 
         def result() -> Any:
             answer = call()
@@ -349,7 +349,7 @@ def in_thread(call: Callable[[], _T]) -> Future[_T]:
 
 
 def _tokens_of(sequence: Any) -> tuple[Any, ...]:
-    """The tokens of a sequence; empty if they are not a sequence."""
+    """The tokens of a sequence; empty if the service sent no list of tokens."""
     try:
         return tuple(sequence.tokens)
     except Exception:  # the service may send anything

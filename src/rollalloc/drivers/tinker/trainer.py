@@ -94,8 +94,8 @@ class TinkerTrainer(Loop):
         )
 
     def resume(self, *, accept_recipe: bool = False, accept_data: bool = False) -> int:
-        """Resume as `Loop.resume` does. The cost includes the tokens that were billed after the checkpoint, as far as the
-        metrics show them.
+        """Resume as `Loop.resume` does. The cost includes tokens that were billed after the checkpoint, if the last line of
+        the metrics counts them.
 
         Raises:
             ServiceFailed: the service has deleted the checkpoint's weights.
@@ -157,7 +157,7 @@ def _identity(service: Service, train: Episodes, heldout: Episodes | None, confi
 
 
 def _usage(fields: Any) -> Usage:
-    """The usage in a line of the metrics. A field that is not a count (somebody may have edited the file) counts as 0."""
+    """The usage in a line of the metrics. An invalid field is read as 0, because somebody may have edited the file."""
     counts = {name: fields.get(name) for name in asdict(Usage())} if isinstance(fields, dict) else {}
     return Usage(**{name: count for name, count in counts.items() if type(count) is int and count >= 0})
 

@@ -1,4 +1,4 @@
-"""The token sequences of a rollout, made of tokens that were read and tokens that were sampled."""
+"""The token sequences of a rollout, made of tokens that the model read and tokens that were sampled."""
 
 from __future__ import annotations
 

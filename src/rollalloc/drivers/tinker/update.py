@@ -27,8 +27,8 @@ Sequence = tuple[tuple[int, ...], dict[str, list[Any]]]  # input token ids; targ
 class RemoteUpdater:
     """Trains on batches at a service.
 
-    The service's losses are sums over tokens. With "importance_sampling", the loss of a token is −ρ·A, where ρ is the
-    token's probability under the trained weights, divided by its probability under the sampling weights. To get a mean over
+    The service's losses are sums over tokens. With "importance_sampling", the loss of a token is −ρ·A, where ρ is the ratio
+    of the token's probabilities under the trained weights and under the sampling weights. To get a mean over
     the batch, the advantage is multiplied by the row's weight and by the row's share of the loss:
 
         A_t = advantage · weight · share,    share: see `rollalloc.train.loss.shares`

@@ -1,4 +1,4 @@
-"""TRL's `GRPOTrainer` with a recipe: use `AllocatedGRPOTrainer` in its place."""
+"""`AllocatedGRPOTrainer`, which replaces TRL's `GRPOTrainer` and trains under a recipe."""
 
 try:
     import trl as _trl  # noqa: F401

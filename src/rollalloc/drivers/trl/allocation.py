@@ -39,7 +39,7 @@ _Scored = tuple[list[Rollout], dict[str, list[float]]]  # rollouts, and the metr
 
 
 class Allocation:
-    """The state of a recipe in a TRL trainer: the core, and the data of the rollouts that it still needs.
+    """The state of a recipe in a TRL trainer: the core, and the data of the rollouts that the core still needs.
 
     Args:
         recipe: the recipe. If its advantage rule uses the kernel `grpo`, `TRLS_GRPO` replaces this kernel.
@@ -52,7 +52,7 @@ class Allocation:
 
     Attributes:
         made: features that the function `features` returned. They are saved with the run. None: nothing was computed.
-        movement: measures how far each batch moves the weights. None if the recipe does not need this.
+        movement: measures how far each batch moves the weights. None if the recipe does not read this distance.
         rollouts: the rollouts that the core has not released, by id.
         finished: why the recipe ended; None while it runs.
         generated: number of rollouts generated since the last batch, including those that are not trained on.
@@ -95,12 +95,12 @@ class Allocation:
         """
         self.generated, self.logged, self.failed, self.finished = [], {}, 0, None
         self.prepare()
-        actions = self.allocator.outstanding()  # a previous call may have been interrupted before it carried these out
+        actions = self.allocator.outstanding()  # an interrupted call may not have carried out these actions
         while True:
             if actions.generate or actions.cancel:
                 self._roll_out(trainer, generate, actions)
-            # Read the batch from the core, not from `actions`. The batch may have been made while rollouts were
-            # running (`_ask` during streaming), or before a step that was interrupted.
+            # Read the batch from the core. `actions` lacks a batch that the core made while rollouts were running (`_ask`
+            # during streaming), or before an interrupted step.
             if batch := self.allocator.batch:
                 if self.movement is not None:
                     self.movement.begin(batch, self.rollouts_of(batch.rows))
@@ -113,7 +113,7 @@ class Allocation:
             actions = self._ask()
 
     def prepare(self, saved: Blocks | None = None) -> None:
-        """Before the first prompt is drawn, compute the features or take the saved features.
+        """Compute the features, or take the saved features. Call this before the first prompt is drawn.
 
         Features are computed only once. If the argument `features` is not a function, nothing happens.
         """
@@ -156,7 +156,7 @@ class Allocation:
         """Generate and score the ordered rollouts and report them to the core.
 
         If a stage has a stop rule and the generator can stop rollouts, each rollout is reported as soon as it ends. The
-        core then says which others to stop, before generation continues.
+        core then says which other rollouts to stop, before generation continues.
         """
         self._tell([Cancelled(rollout, 0) for rollout in actions.cancel])
         processes, me = trainer.accelerator.num_processes, trainer.accelerator.process_index

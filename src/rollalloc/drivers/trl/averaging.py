@@ -59,8 +59,8 @@ class AveragedWeights(TrainerCallback):
 
     @contextmanager
     def sampling(self) -> Iterator[None]:
-        """A context in which the model has the averaged weights. Afterwards, even after an error, it has its previous
-        weights again.
+        """A context in which the model has the averaged weights. At its end, even after an error, the model gets its
+        previous weights back.
         """
         had_mean = self._has_mean
         try:
@@ -89,7 +89,7 @@ class AveragedWeights(TrainerCallback):
         """Raise an error if the run cannot resume from a checkpoint.
 
         Args:
-            saved: the trained weights in the checkpoint; None if it was saved without averaging.
+            saved: the trained weights in the checkpoint; None if the checkpoint was saved without averaging.
             place: folder of the checkpoint.
 
         Raises:

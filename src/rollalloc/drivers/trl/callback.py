@@ -34,7 +34,7 @@ _FOLDER = "rollalloc"  # the folder inside each of the trainer's checkpoints
 _SAVED = ("prompt", "prompt_tokens", "texts", "own", "scores_F", "logged")
 # Features that the model computed are saved, because later weights would give other values.
 _FEATURES = "features"
-_CORE = "allocator"  # the core's state as JSON; compressed, because most records of a long data set are empty
+_CORE = "allocator"  # the core's state as JSON, compressed because most records of a long data set are empty
 
 
 class AllocationCallback(TrainerCallback):
@@ -67,8 +67,8 @@ class AllocationCallback(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Load the checkpoint that the trainer resumes from.
 
-        If there is no checkpoint, and the last call of `train` ended between two optimizer steps of a batch, the batch
-        counts as trained.
+        Without a checkpoint, a batch counts as trained if the last call of `train` ended between two of the batch's
+        optimizer steps.
         """
         check_saving(args, state)
         if state.global_step:
@@ -87,11 +87,11 @@ class AllocationCallback(TrainerCallback):
         self.averaged.begin(saved.tensors.get(checkpoint.TRAINED))
 
     def resume(self, given: str | bool | None, output_dir: Any) -> str | bool | None:
-        """Find the checkpoint to resume from, and keep it for `on_train_begin`.
+        """Find the checkpoint to resume from, and store its path for `on_train_begin`.
 
         Args:
             given: the argument `resume_from_checkpoint` of `train`. True: the newest complete checkpoint. If the run was
-                killed while it saved its first checkpoint, it starts from the beginning.
+                killed while it saved its first checkpoint, the run starts from the beginning.
             output_dir: the trainer's output folder.
 
         Returns:
@@ -136,7 +136,7 @@ class AllocationCallback(TrainerCallback):
         """Write the recipe's state, before the trainer writes its part of the checkpoint.
 
         The trainer writes `trainer_state.json` last, so a checkpoint with this file and the recipe's state is complete.
-        After that it removes older checkpoints. A run that is killed while it saves still has the previous checkpoint.
+        Then the trainer removes older checkpoints, so a run that is killed while it saves still has the previous checkpoint.
         """
         place = checkpoint_of(args, state)
         if args.should_save:  # remove files of an earlier run, which would look like part of this checkpoint
@@ -162,7 +162,7 @@ def numbered(output_dir: Path | str) -> list[Path]:
 
 
 def newest_whole(places: Sequence[Path]) -> Path | None:
-    """The first complete checkpoint of `places`, or None. Log a warning for each incomplete one before it."""
+    """The first complete checkpoint of `places`, or None. Log a warning for each incomplete checkpoint before this."""
     whole = next((place for place in places if _has_state(place) and not killed_within(place)), None)
     for place in places[: places.index(whole)] if whole else ():
         log.warning(
@@ -215,7 +215,7 @@ def save(
     place: Path,
     trained: Mapping[str, torch.Tensor] | None = None,
 ) -> None:
-    """Write the recipe's state, and the rollouts that it still needs, into a checkpoint, as safetensors and JSON.
+    """Write the recipe's state, and the rollouts that the core still needs, into a checkpoint, as safetensors and JSON.
 
     Args:
         allocation: the state to save.

@@ -22,8 +22,8 @@ _PARSERS = ("response_template", "response_schema") if _SEES_PROMPTS else ("resp
 def encode(trainer: Any, prompts: Sequence[Any], names: Sequence[str] | None = None) -> list[Tokens]:
     """Encode prompts with `rollalloc.data.encoding.encode_prompt`, the trainer's chat template and its arguments.
 
-    Three things differ from TRL's own encoding. Text that begins with BOS gets no second BOS. Text gets no EOS at its end.
-    If the last message is the assistant's, the model continues this message.
+    The result differs from TRL's own encoding in three ways. Text that begins with BOS gets no second BOS. Text gets no EOS
+    at its end. If the last message is the assistant's, the model continues this message.
 
     Args:
         trainer: TRL's trainer.
@@ -58,8 +58,8 @@ def decode(
 ) -> list[Any]:
     """Decode completions for reward functions.
 
-    If the prompts are text, a completion is text. If they are conversations, it is a list of one assistant message. Padding
-    and tokens that end a completion are removed. Other special tokens, such as `<answer>`, are kept unless
+    If the prompts are text, a completion is text. If the prompts are conversations, a completion is a list of one assistant
+    message. Padding and tokens that end a completion are removed. Other special tokens, such as `<answer>`, are kept unless
     `skip_special_tokens` is True. If the tokenizer has a response template or schema, the message is split: reasoning and
     tool calls get their own keys, and `content` is only the answer.
 

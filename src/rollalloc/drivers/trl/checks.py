@@ -221,7 +221,7 @@ def _check_vllm(args: Any) -> None:
 
 
 def in_order(recipe: Recipe, args: Any) -> Recipe:
-    """Return the recipe. If `shuffle_dataset=False`, it is changed to draw prompts in the data set's order.
+    """Return the recipe or, if `shuffle_dataset=False`, a copy that draws prompts in the data set's order.
 
     Raises:
         ValueError: `shuffle_dataset=False`, but the recipe has its own rule for drawing prompts.
@@ -366,7 +366,7 @@ def check_turns(trainer: Any) -> None:
     """Raise an error if rollouts of several turns would make processes wait for each other forever.
 
     A sharded model needs all processes for each forward pass, but rollouts take different numbers of turns. Processes
-    that share vLLM must call it equally often. The driver ensures this in training, but not in TRL's own evaluation.
+    that share vLLM must call vLLM equally often. The driver ensures this in training, but cannot in TRL's own evaluation.
     """
     processes = trainer.accelerator.num_processes
     if processes > 1 and (trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled):
@@ -385,7 +385,7 @@ def check_turns(trainer: Any) -> None:
 
 
 def check_processes(args: Any) -> None:
-    """Warn if `accelerate launch` was used without a GPU: it starts only one process, whatever `--num_processes` says."""
+    """Warn if `accelerate launch` was used without a GPU. Then there is only one process, whatever `--num_processes` is."""
     launched = "ACCELERATE_USE_CPU" in os.environ  # set by `accelerate launch` when it starts a single process
     if launched and args.world_size == 1 and args.device.type == "cpu":
         log.warning(

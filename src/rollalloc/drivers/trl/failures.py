@@ -37,8 +37,8 @@ def uninterrupted() -> Iterator[None]:
 
 
 def by_all(work: Callable[[], _T]) -> list[_T]:
-    """Run `work` in every process and gather the results. If it fails in one process, all processes raise an error, so that
-    no process waits for another.
+    """Run `work` in every process and gather the results. If `work` fails in one process, all processes raise an error, so
+    that no process waits for another.
 
     Returns:
         The result of each process, in order.

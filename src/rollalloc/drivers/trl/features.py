@@ -34,8 +34,9 @@ def features_for(
     Args:
         trainer: TRL's trainer.
         recipe: the recipe.
-        given: "model": computed with the model when training begins. "auto": "model" if the recipe predicts, otherwise
-            None. None: no features. Any other value: path of a file that `rollalloc features` or `write_features` wrote.
+        given: path of a file that `rollalloc features` or `write_features` wrote. "model": compute the features with the
+            model when training begins. None: no features. "auto": as "model" if the recipe predicts and the data set has
+            prompts, otherwise as None.
         key: column of the prompts' keys, by which features are found in a file. None: the prompts are the keys.
 
     Raises:

@@ -42,7 +42,7 @@ def generated_figures(allocation: Allocation) -> Figures:
     own = [slice(None) if rollout.own is None else np.array(rollout.own) for rollout in everything]
     logprobs_T = np.concatenate([rollout.made.logprobs[at] for rollout, at in zip(everything, own, strict=True)])
     if logprobs_T.size and not np.isnan(logprobs_T).any():
-        # This is over all rollouts. TRL's entropy is over trained rows only.
+        # The mean is over all rollouts. TRL's entropy is a mean over trained rows only.
         found["rollalloc/entropy"] = -float(logprobs_T.mean())
     return found | counts
 
@@ -65,8 +65,8 @@ def evaluated_figures(
     Args:
         rewards: the reward functions.
         scores_BF: one score per completion and function. The completions of a prompt follow one another.
-        completions: token ids of this process's completions. If several processes share the evaluation, these are fewer
-            than B. Then the metrics that compare answers are left out.
+        completions: token ids of this process's completions. If other processes have some of the B completions, the metrics
+            that compare answers are left out.
         each: number of completions per prompt.
     """
     if rewards.is_weighted_sum:

@@ -43,8 +43,8 @@ class Generator:
         turns: generates rollouts of several turns. None: there are neither tools nor environments.
         samples: whether rollalloc's sampler generates.
         knows_logprobs: whether the log-probabilities of generations are known; otherwise they are NaN.
-        gives_the_policys: whether the log-probabilities equal those of a forward pass with the same weights. In half
-            precision they do not.
+        gives_the_policys: whether the log-probabilities equal those of a forward pass with the same weights; False in half
+            precision.
 
     Raises:
         ValueError: `use_sampler` is True, but the sampler does not support the model or a setting.
@@ -81,7 +81,7 @@ class Generator:
     def begin(self) -> None:
         """Prepare for a call of `train`, even after an interrupted call: ask for a new batch, and send the weights to vLLM.
 
-        TRL counts micro-batches in `_step`, and asks for a new batch at certain counts. It does not reset the count itself.
+        TRL counts micro-batches in `_step`, and asks for a new batch at certain counts. TRL itself never resets the count.
         """
         self._synced_at = self._model = None
         self.trainer._step = 0
@@ -122,8 +122,8 @@ class Generator:
     def filled(
         self, pairs: Sequence[tuple[Tokens, Tokens]], logprobs: list[NDArray[np.float32]] | None
     ) -> list[NDArray[np.float32]]:
-        """The back-end's log-probabilities. If there are none, compute them by a forward pass, or return NaN if the recipe
-        does not need them.
+        """The log-probabilities of the completions: the back-end's, if it returns them; otherwise those of a forward pass,
+        or NaN if the recipe does not need log-probabilities.
         """
         if logprobs is not None:
             return logprobs
@@ -154,7 +154,7 @@ class Generator:
 
     @property
     def _unwrapped(self) -> Any:
-        """The model without accelerate's wrappers. Searching it takes time, so this is done once per call of `train`."""
+        """The model without accelerate's wrappers. Removing wrappers takes time, so the result is kept during `train`."""
         if self._model is None:
             self._model = self.trainer.accelerator.unwrap_model(self.trainer.model_wrapped)
         return self._model
@@ -198,7 +198,7 @@ class Generator:
             prompts=[list(tokens) for tokens in filled], images=None, num_generations=1
         )
         completions, logprobs = completions[: len(prompts)], logprobs[: len(prompts)]
-        # vLLM lists several log-probabilities per token. The first belongs to the sampled token; it is None if unknown.
+        # vLLM lists several log-probabilities per token. The first belongs to the sampled token, and may be None.
         first = [[np.nan if at[0] is None else at[0] for at in logprob] for logprob in logprobs]
         return [tuple(tokens) for tokens in completions], [np.array(logprob, np.float32) for logprob in first]
 

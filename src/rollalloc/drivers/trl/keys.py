@@ -27,8 +27,8 @@ def keyed(dataset: Any, column: str | None) -> PromptTable:
     """The table of the data set's prompts, with their keys.
 
     Without a column, the key is the prompt's content, or the row number if environments supply the prompts. If several rows
-    have the same prompt, a count is added to their keys. Such rows may be confused if the data set is reordered, so this is
-    logged.
+    have the same prompt, a count is added to their keys, and a message is logged, because such rows may be confused if the
+    data set is reordered.
 
     Args:
         dataset: one row per prompt.
@@ -82,7 +82,7 @@ def _texts(dataset: Any, column: str) -> list[Any]:
 
 
 def _without_null(value: Any) -> Any:
-    """A value without null fields. (`datasets` gives all dictionaries of a column the same fields, null where missing.)"""
+    """A value without null fields. (`datasets` fills missing fields with null, so that all dictionaries have all fields.)"""
     if isinstance(value, dict):
         return {name: _without_null(field) for name, field in value.items() if field is not None}
     return [_without_null(item) for item in value] if isinstance(value, list) else value

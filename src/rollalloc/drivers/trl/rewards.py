@@ -36,7 +36,7 @@ RESERVED = (
     "log_metric",
     "environments",
 )
-_NOT_COLUMNS = ("prompt", "completion", "completion_ids")  # not passed to reward functions; TRL does the same
+_NOT_COLUMNS = ("prompt", "completion", "completion_ids")  # as in TRL, not passed to reward functions
 _TABLE = ("step", "prompt", "completion", "advantage")  # columns of TRL's table of completions
 _METRICS = ("reward", "reward_std", "frac_reward_zero_std", "num_tokens")  # metrics that the trainer logs itself
 
@@ -227,7 +227,7 @@ class RewardFunctions:
     def _loop(self) -> asyncio.AbstractEventLoop:
         """The event loop of the whole run, in its own thread.
 
-        All calls use the same loop, because a client that a function keeps open works only in the loop that opened it.
+        All calls use the same loop. A function may keep a client open, which works only in the loop that opened it.
         """
         loop = asyncio.new_event_loop()
         threading.Thread(target=loop.run_forever, name="rollalloc-rewards", daemon=True).start()
@@ -273,7 +273,7 @@ def how_to_name_a_metric(names: Sequence[str]) -> str:
 def _without_any_score(
     examples: Sequence[dict[str, Any]], completions: Sequence[Any], scores_BF: Sequence[Sequence[Score]]
 ) -> str | None:
-    """A warning about the first completion that no function scored, in TRL's words. None if all completions have scores."""
+    """TRL's warning, about the first completion that no function scored. None if all completions have scores."""
     for example, completion, scores_F in zip(examples, completions, scores_BF, strict=True):
         if all(score is None for score in scores_F):
             return (
@@ -341,7 +341,7 @@ def _number(score: Any, wrong: str) -> Score:
 
 
 def _remedy(score: Any) -> str:
-    """Advice for a reward function that returns a dictionary, as verl's do. "" for values of other types."""
+    """Advice for a reward function that returns a dictionary, as for verl. "" for values of other types."""
     if not isinstance(score, Mapping):
         return ""
     return (

@@ -1,4 +1,4 @@
-"""The data of a generated rollout, as the driver keeps them."""
+"""The data that the driver keeps of a generated rollout."""
 
 from __future__ import annotations
 

@@ -30,10 +30,10 @@ def training_inputs(
 ) -> dict[str, Tensor]:
     """The tensors of this process's share of a batch.
 
-    Rows with advantage 0 are left out, unless the loss needs them (see `needs_every_row`). Padding rows, in which all
-    tokens are masked, are added, so that all processes get the same number of rows. This number is a multiple of the number
-    of micro-batches. If the loss averages over rows, advantages are scaled, so that the mean counts the rows that were left
-    out, and does not count padding rows.
+    Rows with advantage 0 are left out, unless the loss needs them (see `needs_every_row`). All processes get the same number
+    of rows, a multiple of the number of micro-batches. To reach this number, rows are added whose tokens are all masked
+    (padding). If the loss averages over rows, advantages are scaled, so that the loss is a mean over all rows of the batch
+    and no padding.
 
     A row's advantage is multiplied by its weight. If the batch has rows that were sampled from older weights, each token's
     advantage is also multiplied by a truncated importance weight, as in rollalloc's own trainer:
@@ -86,7 +86,7 @@ def training_inputs(
 
 
 def needs_every_row(trainer: Any) -> bool:
-    """Whether rows with advantage 0 change the loss. A KL term, an entropy term, or a router's loss makes them count.
+    """Whether rows with advantage 0 change the loss, for example by a KL term, an entropy term or a router's loss.
 
     If the loss averages in an unknown way, the answer is True.
     """
@@ -113,7 +113,7 @@ def _corrections(
     advantages_B: Tensor,
     mask_BT: Tensor,
 ) -> dict[str, Tensor]:
-    """Tensors that correct for sampling by another engine, or from weights that differ from the trained weights.
+    """Tensors that correct the loss if rows were sampled by another engine, or from weights other than the trained weights.
 
     Every process returns the same keys, even a process whose rows need no correction.
     """
@@ -128,8 +128,8 @@ def _corrections(
         return given
     older = {at for at, row in enumerate(rows) if row.version < batch.version}
     every = set(range(len(filled))) if engine or (several and not generate.gives_the_policys) else older
-    # Fresh rows were sampled from the averaged weights, so they are compared with these weights. Processes may then make
-    # different numbers of forward passes. This is safe, because averaging is not allowed with sharded models.
+    # Fresh rows were sampled from the averaged weights, so they are compared with these weights. Processes may make
+    # different numbers of these forward passes, which is safe because averaging is not allowed with sharded models.
     by_the_mean = every - older if trainer.averaged.window else set[int]()
     proximal = dict(enumerate(behaviour))
     if by_the_mean:
@@ -161,7 +161,10 @@ def _by_place(
 
 
 def _reference_logprobs(trainer: Any, filled: Sequence[Rollout]) -> list[NDArray[np.float32]]:
-    """Log-probabilities under the reference model. If an adapter is trained, the reference is the model without it."""
+    """Log-probabilities under the reference model.
+
+    If an adapter is trained, the reference is the adapter "ref" or, if there is no such adapter, the model without adapters.
+    """
     model = trainer.accelerator.unwrap_model(trainer.model_wrapped)
     if trainer.ref_model is not None:
         reference, without_adapter = trainer.accelerator.unwrap_model(trainer.ref_model), nullcontext()

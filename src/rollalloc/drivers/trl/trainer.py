@@ -39,8 +39,8 @@ from rollalloc.named import signature_of
 class AllocatedGRPOTrainer(GRPOTrainer):
     """TRL's `GRPOTrainer` with a recipe.
 
-    The recipe draws the prompts (with random numbers from `args.seed`), decides how many rollouts each prompt gets and
-    which of them are trained on, and computes their advantages. Each checkpoint contains the recipe's state in the folder
+    The recipe draws the prompts (with random numbers from `args.seed`), decides how many rollouts each prompt gets, selects
+    the rollouts to train on, and computes their advantages. Each checkpoint contains the recipe's state in the folder
     `rollalloc`, and `train(resume_from_checkpoint=...)` continues from it. Evaluation is TRL's own; this class also logs
     pass@k and related metrics under `rollalloc/breadth/`.
 
@@ -59,9 +59,10 @@ class AllocatedGRPOTrainer(GRPOTrainer):
             remove only padding and the tokens that end a completion.
         key: name of a column of unique keys, by which a resumed run finds its prompts in a changed data set. None: prompts
             are matched by their content.
-        features: the features from which a recipe predicts a prompt's success rate before its first rollout (foresight). A
-            path: a file that `rollalloc features` wrote; prompts are found in it by `key`. "model": they are computed with
-            the model when training begins. None: no features. "auto": "model" if the recipe predicts, otherwise None.
+        features: the features from which a recipe predicts a prompt's success rate before its first rollout (foresight): the
+            path of a file that `rollalloc features` wrote, in which prompts are found by `key`. "model": compute the
+            features with the model when training begins. None: no features. "auto": as "model" if the recipe predicts,
+            otherwise as None.
         accept_recipe: True: resume even if the checkpoint was saved with another recipe.
         accept_data: True: resume even if prompts of the checkpoint are missing in the data set.
         notices: True: warn when most of the recent rollouts had no effect on training.
@@ -136,7 +137,7 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         self._allocation_callback = AllocationCallback(
             self.allocation, self.averaged, accept_recipe=accept_recipe, accept_data=accept_data, notices=notices
         )
-        # The averaging callback must come first. It reads the batch, before the other callback reports it as trained.
+        # The averaging callback must come first, to read the batch before the other callback reports the batch as trained.
         self.add_callback(self.averaged)
         self.add_callback(self._allocation_callback)
 
@@ -237,7 +238,7 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         ).items():
             metrics[name].append(value)
         for name, value in running_totals(self.allocation).items():
-            metrics[name] = [value]  # TRL logs the mean of this list, but only the last running total is wanted
+            metrics[name] = [value]  # TRL logs the mean of this list, so the list contains only the last total
         metrics["num_tokens"] = [self.state.num_input_tokens_seen]
 
     def _show(self, batch: Batch, rollouts: Sequence[Rollout]) -> None:

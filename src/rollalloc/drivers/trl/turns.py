@@ -14,7 +14,7 @@ from rollalloc.drivers.trl.chats import decode
 from rollalloc.drivers.trl.rollout import Rollout
 from rollalloc.generate.sampler import Generation
 
-_NO_PROMPT = [{"role": "user", "content": ""}]  # for a row without a prompt; the environment completes it
+_NO_PROMPT = [{"role": "user", "content": ""}]  # for a row without a prompt; the environment adds text
 
 
 class Turns:
@@ -94,13 +94,13 @@ class Turns:
 
 
 class _Environments:
-    """A pool of environment instances, one per rollout. They are reused; more are created if a batch needs more."""
+    """A pool of environment instances, one per rollout of a batch. The pool reuses instances, and creates missing ones."""
 
     def __init__(self, trainer: Any, factory: Any) -> None:
         self._trainer = trainer
         self._named = isinstance(factory, Mapping)
         self._factories: Mapping[Any, Any] = factory if isinstance(factory, Mapping) else {None: factory}
-        # TRL has created instances to read their tools. Use these first.
+        # TRL has created instances to read their tools. These instances are used first.
         made = getattr(trainer, "_environment_pool", None)
         self._pool: dict[Any, list[Any]] = {None: list(trainer.environments)} if made is None else made
 
@@ -145,7 +145,7 @@ class _Environments:
 
 
 def _with(message: Mapping[str, Any], said: Any) -> dict[str, Any]:
-    """A message with `said` at its end. Both may be text or a list of parts; if one is a list, so is the result."""
+    """A message with `said` at the end of its content. The content is text if both are text, otherwise a list of parts."""
     content: Any = message["content"]
     if isinstance(content, str) and isinstance(said, str):
         return {**message, "content": content + said}
@@ -180,7 +180,7 @@ def _methods(instance: Any) -> list[Any]:
 
 @contextmanager
 def _given(trainer: Any, attributes: Mapping[str, Any]) -> Iterator[None]:
-    """A context in which the trainer has these attributes. If TRL has no environment pool, the old values are restored."""
+    """A context in which the trainer has these attributes. For TRL without an environment pool, it restores old values."""
     before = {name: getattr(trainer, name, None) for name in attributes}
     for name, value in attributes.items():
         setattr(trainer, name, value)

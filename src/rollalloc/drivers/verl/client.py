@@ -63,7 +63,7 @@ class Live:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """A context for generating, or for waiting for a server. The clock does not run in it."""
+        """A context for generating, or for waiting for a server. Within the context, the clock does not run."""
         self._turns += 1
         self._set(None)
         try:
@@ -85,7 +85,7 @@ class Live:
             self.clock.reschedule(None if seconds is None else asyncio.get_running_loop().time() + seconds)
 
     async def stop(self) -> None:
-        """End the session, unless it is being scored. This also works in a tool call, or before it has started."""
+        """End the session, unless it is being scored. The session may be in a tool call, or may not have started."""
         self.stopped = True
         if not (self._turns or self._over):
             self._set(0)
@@ -138,7 +138,7 @@ class Client(LLMServerClient):
         return server_id, server
 
     def _vllm_request_id(self, request_id: str) -> str:
-        """The engine's id of a request. verl calls this for every engine, in spite of its name."""
+        """The engine's id of a request. verl calls this method for every engine, not only for vLLM."""
         engine_id = super()._vllm_request_id(request_id)
         if (live := LIVE.get()) is not None:
             if live.stopped:  # the session was stopped while it waited for a server; send no request
@@ -150,7 +150,7 @@ class Client(LLMServerClient):
 
 
 class ResumingClient(FullyAsyncLLMServerClient, Client):
-    """verl's client that continues requests after an update has interrupted them. Each attempt is one request of `Client`.
+    """verl's client that continues requests after an update has interrupted them. Each continuation is a call of `Client`.
 
     If a session is stopped during the interruption, its request is not sent again.
     """

@@ -75,10 +75,10 @@ def refuse_limits_of_vllm(rollout: Any) -> None:
     given = (rollout.get("engine_kwargs") or {}).get("vllm") or {}
     keys = ("max_num_batched_tokens", "max_num_seqs", "max_model_len", "enable_chunked_prefill")
     tokens, sequences, longest, chunked = (given.get(key, rollout.get(key)) for key in keys)
-    if tokens is None or sequences is None:  # vLLM chooses a value that is not set
+    if tokens is None or sequences is None:  # vLLM chooses the missing value
         return
-    # Without chunked prefill, verl raises the token limit to the length of the longest sequence, unless it is set in
-    # `engine_kwargs`.
+    # Without chunked prefill, verl raises the token limit to the length of the longest sequence, unless `engine_kwargs` sets
+    # the token limit.
     if not rollout.enable_chunked_prefill and not given.get(keys[0]):
         # If max_model_len is unset, vLLM derives it from the model.
         tokens = max(tokens, rollout.max_model_len or sequences)
@@ -139,7 +139,7 @@ def _conflicts(config: Any, settings: VerlSettings) -> Iterator[str]:
 
 
 def overlap_of(config: Any) -> Overlap | None:
-    """The settings with which the configured mode overlaps rollouts and updates. None: they do not overlap.
+    """The settings with which the configured mode overlaps rollouts with updates. None: no overlap.
 
     Raises:
         ValueError: the mode is not a mode of rollalloc.

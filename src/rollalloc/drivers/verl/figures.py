@@ -87,11 +87,11 @@ class Step:
 
         Args:
             stages: the recipe's stages.
-            statistics: the allocator's statistics, from which the fate of groups is read. Call this before a prompt of this
-                step is visited again.
+            statistics: the allocator's statistics, with the result of each prompt's last visit. Call this method before a
+                prompt of this step is visited again.
             trained: groups in the batch.
             held: groups that wait for a later batch.
-            running: groups with rollouts that continue during the update. They are counted in the step in which they end.
+            running: groups with rollouts that continue during the update. Each is counted in the step in which it ends.
         """
         held_counts = {
             "groups": len(held),

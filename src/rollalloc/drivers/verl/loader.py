@@ -53,7 +53,7 @@ class Prompts:
         return len(self._dataset)
 
     def next_prompts(self) -> tuple[Sequence[int], int]:
-        """The indices of the next batch of verl's loader, and its epoch."""
+        """The indices of the next batch of verl's loader, and the number of the epoch, from 0."""
         if self._remaining is None:
             self._remaining = iter(self.index_loader)
         indices = next(self._remaining, None)
@@ -64,7 +64,7 @@ class Prompts:
         return indices, self.epoch
 
     def table(self, features: str | None) -> PromptTable:
-        """The prompts as the core sees them.
+        """The table of prompts for the core.
 
         The keys identify the prompts, even if the files are reordered. A data set of a custom class has no keys.
 

@@ -36,9 +36,9 @@ class Overlap:
 
     Attributes:
         mode: verl's name of the mode.
-        max_versions: maximum number of versions of the weights between a trajectory's first token and its batch, counting
-            both ends (`trainer.v1.sampler.max_off_policy_threshold`).
-        batches: number of batches that are generated ahead, in addition to the next one (`num_warmup_batches` of the mode).
+        max_versions: maximum number of versions of the weights from a trajectory's first token to the batch that contains
+            the trajectory, counting both ends (`trainer.v1.sampler.max_off_policy_threshold`).
+        batches: number of batches to generate ahead, in addition to the next batch (`num_warmup_batches` of the mode).
         strategy: what happens to groups that get too old (`trainer.v1.sampler.max_off_policy_strategy`): "drop" drops them,
             "wait" delays the update until they have ended.
     """
@@ -51,10 +51,11 @@ class Overlap:
     def of(self, recipe: Recipe) -> Recipe:
         """The recipe, changed to allow older rollouts in a batch, and to order groups for later batches.
 
-        If the recipe itself sets `max_staleness` or looks ahead, as Pilot-Commit does, its own values are kept.
+        If the recipe itself sets `max_staleness`, this limit is kept. If the recipe already orders groups for later batches,
+        as Pilot-Commit does, its rule is kept.
 
         Raises:
-            ValueError: verl's settings do not allow an update between a rollout and its batch, or set no limit.
+            ValueError: neither the recipe nor verl's settings limit the age of rollouts, or the limit allows no update.
         """
         recipe = streamed(recipe, staleness=recipe.max_staleness or self._max_staleness())
         ahead = floor(self._batches() * recipe.groups)
@@ -67,7 +68,7 @@ class Overlap:
 
             patience = max_staleness - ceil(batches ahead)
 
-        An update waits for a group of this age. Meanwhile, only groups of the batches ahead can reach the same age. The
+        An update waits for a group of this age. While it waits, only groups of the batches ahead can reach this age. The
         oldest groups are trained on first, so no group gets older than `max_staleness`.
 
         Args:

@@ -82,7 +82,7 @@ def _check_data(config: Any, key: str, path: str, allowed: frozenset[str]) -> No
     columns = _columns_of(file)
     prompt = OmegaConf.select(config, "data.prompt_key") or "prompt"
     needed: dict[str, str | None] = {prompt: None}
-    # verl's own reward managers need these columns. A custom one may need others.
+    # verl's own reward managers need these columns. A custom reward manager may need others.
     if OmegaConf.select(config, "reward.reward_manager.source") == "register":
         needed |= {"data_source": None, "reward_model": "ground_truth"}
     for column, field in needed.items():
@@ -144,7 +144,7 @@ def _file_of_module(name: str) -> Path:
 
 
 def _top_level(body: Iterable[ast.stmt]) -> Iterator[str]:
-    """Names that the statements of a module define; "*" if it imports everything from another module."""
+    """Names that the statements of a module define; "*" if the module imports everything from another module."""
     for statement in body:
         for node in ast.walk(statement):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):

@@ -23,7 +23,7 @@ from rollalloc.runs.metrics import away, of_batch, prediction, scalars, totals
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """An order for verl: a prompt with a new uid. The session with index i generates the order's rollout with index i.
+    """An order for verl: a prompt with a new uid. Each rollout is a session of verl: session i generates `rollouts[i]`.
 
     Attributes:
         uid: a uid that is never used again. It has no underscore, because verl splits row keys at underscores.
@@ -51,7 +51,7 @@ class SessionOutcome:
         truncated: whether the session reached the length limit.
         rows: number of rows that the session stored. Their keys are `uid_session_0`, `uid_session_1`, ...
         reason: why there is no score.
-        cancelled: whether the session was stopped because the core asked for it.
+        cancelled: whether the session was stopped at the core's request.
         uncertainty: see `rollalloc.core.events.Done`; None if verl does not compute log-probabilities.
     """
 
@@ -140,13 +140,13 @@ class TrainingRows:
     rows: tuple[Row, ...]
 
     def factors(self, own: bool, within_group: bool) -> dict[str, float]:
-        """The factor for the row of each key.
+        """For each key, the factor by which the response mask or the advantage of its row is multiplied.
 
         Args:
-            own: True: the core computes the advantages. The response mask is multiplied by the factor advantage · weight.
-                False: the advantage from verl's estimator is multiplied by the weight.
-            within_group: True: verl's estimator compares the rollouts of a group. A rollout that is alone in its group then
-                gets the factor 0, because verl would use its reward as the advantage.
+            own: True: the core computes the advantages. The factor of the response mask is advantage · weight. False: verl's
+                estimator computes the advantages. The factor of the advantage is the weight.
+            within_group: True: verl's estimator compares the rollouts of a group. With `own` False, a rollout that is alone
+                in its group gets the factor 0, because verl would use its reward as the advantage.
         """
         if own:
             return {key: row.advantage * row.weight for key, row in self._held}
@@ -161,9 +161,9 @@ class TrainingRows:
 class Rounds:
     """Generates the rollouts that the core orders, and reports their outcomes to the core, until there is a batch.
 
-    If rollouts cannot overlap an update, a batch is returned only when no rollout is running, because the update needs the
-    same devices. Rollouts that are not in the batch are kept for the next batch, if the recipe allows it. If rollouts can
-    overlap an update, the batch is returned at once, and rollouts for the next batch are started.
+    Without `overlaps`, a batch is returned only when no rollout is running, because the update needs the same devices.
+    Rollouts that are not in the batch are kept for the next batch, if the recipe allows this. With `overlaps`, the batch is
+    returned at once, unless `patience` delays the update, and rollouts for the next batch are started.
 
     Args:
         allocator: the core.
@@ -174,7 +174,7 @@ class Rounds:
             (`modes.Overlap.patience`). None: no update is delayed, and groups that get too old are dropped.
 
     Attributes:
-        seconds: time that the last `next_batch` took, without the time in which it waited for rollouts.
+        seconds: duration of the last call of `next_batch`, without the time spent waiting for rollouts.
         reasons: number of failed rollouts in the last step, by reason.
     """
 
@@ -255,7 +255,7 @@ class Rounds:
         return rows
 
     def attend(self, last: bool = False) -> None:
-        """During an update, report finished rollouts to the core without waiting, and carry out its actions.
+        """During an update, report finished rollouts to the core without waiting, and carry out the core's actions.
 
         Args:
             last: True: no rollouts for a later batch are started.
@@ -299,7 +299,7 @@ class Rounds:
     # ------------------------------------------------------------------------------------------------------- the round
 
     def _ask(self) -> Actions:
-        """Ask the core for actions. Before that, offer prompts to the core while it wants prompts."""
+        """Offer the core the prompts that it wants, then ask the core for actions."""
         if self._gave_up:  # the update may have made prompts available, so read the loader for another whole epoch
             self._reading_since = None
             self._offer()
@@ -311,7 +311,7 @@ class Rounds:
             except NoProgress:
                 if self.loader is None or not self.allocator.wanted():
                     raise
-                if self._passed_over():  # the loader has no prompt for this batch: report that it has ended
+                if self._passed_over():  # no prompt is left for this batch: report the loader's end
                     self.allocator.tell([Offered((), self.allocator.epoch)])
                     self._gave_up = True
                 continue
@@ -331,7 +331,7 @@ class Rounds:
         """Whether the loader was read for a whole epoch, and offered no prompt that may be drawn.
 
         Part of an epoch is not enough, because a loader may offer the prompts of an epoch in any order. If no
-        prompt may be drawn before a certain epoch, only the epochs after it count.
+        prompt may be drawn before a certain epoch, only later epochs count.
         """
         since, now = self._reading_since, self.allocator.epoch
         if since is None or now < since + 2:

@@ -11,11 +11,11 @@ ACC = "acc"  # verl's name for the field of the metric; a reward function may le
 
 
 def read_score(score: Any, extra: Mapping[str, Any], metric: str = ACC) -> Scored | Unscored:
-    """A rollout's reward and metric, or why it has none.
+    """A rollout's reward and metric, or the reason why the rollout has no score.
 
     Args:
         score: the reward for training; a number, or a tensor with one number.
-        extra: the other values that the reward function returned, with the metric for selection. If `unscored` is True,
+        extra: the other values that the reward function returned, including the metric for selection. If `unscored` is True,
             there is no score, and `reason` says why (see `rewards.frameworks.Reward`).
         metric: name of the metric. If this is `acc` and `extra` lacks it, the metric is the score. If another metric is
             missing, the rollout has no score.

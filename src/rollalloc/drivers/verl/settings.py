@@ -87,8 +87,8 @@ class VerlSettings:
     def own_advantages(self) -> bool:
         """Whether the core computes the advantages. For plain GRPO without replay, verl's estimator computes them.
 
-        With replay, verl's estimator would not see the whole group: the other rows of a replayed row's group are not in the
-        later batch. So a replayed row keeps the advantage of its first batch.
+        With replay, a later batch has a replayed row without the other rows of its group, so that verl's estimator could not
+        compute its advantage. A replayed row keeps the advantage of its first batch.
         """
         recipe = self.recipe
         plain = recipe.advantage == grpo(1, 1).advantage and recipe.over_batch is None
@@ -103,7 +103,7 @@ def read_settings(section: Mapping[str, Any], groups: int, n: int, overlap: Over
     """Read the settings from verl's configuration.
 
     A recipe's parameters `groups` and `n` are verl's `data.train_batch_size` and `actor_rollout_ref.rollout.n`. Stage sizes
-    that the section does not set follow from `n` (`recipes.shapes.sizes_for`). If the recipe's prompt rule only shuffles,
+    that the section does not set follow from `n` (`recipes.shapes.sizes_for`). If the recipe's prompt rule is `Shuffled`,
     verl's loader decides the order instead. If the recipe's advantage rule uses the kernel `grpo`, `VERLS_GRPO`
     replaces this kernel.
 

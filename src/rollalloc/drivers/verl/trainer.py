@@ -122,7 +122,7 @@ class RecipeTrainer(PPOTrainer):
         self._shutdown_dump_executor()
 
     def step(self, metrics: dict[str, Any], timing_raw: dict[str, Any]) -> KVBatchMeta:
-        """Run one training step, then tell the core that the weights changed. verl writes checkpoints only after this."""
+        """Run one training step, then tell the core that the weights changed. verl writes checkpoints after this call."""
         batch = super().step(metrics, timing_raw)
         self.rounds.trained(self.global_steps)
         return batch
@@ -161,10 +161,10 @@ class RecipeTrainer(PPOTrainer):
         )
 
     def on_train_begin(self) -> None:
-        """Do nothing. verl would submit prompts here, but under a recipe `Rounds` submits what the core orders."""
+        """Do nothing. verl would submit prompts here, but under a recipe `Rounds` submits the core's orders."""
 
     def prepare_step(self) -> dict[str, Any]:
-        """Do nothing. verl would submit prompts here, but under a recipe `Rounds` submits what the core orders."""
+        """Do nothing. verl would submit prompts here, but under a recipe `Rounds` submits the core's orders."""
         return {}
 
     def _sample(self) -> tuple[KVBatchMeta, dict[str, Any]]:
@@ -208,9 +208,7 @@ class RecipeTrainer(PPOTrainer):
         return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
 
     def _log_rollout_data(self, batch: KVBatchMeta, timing_raw: dict[str, Any], rollout_data_dir: str) -> None:
-        """Write rollouts to disk as verl does, but without padding rows, and without replayed rows (they were written
-        before).
-        """
+        """Write rollouts to disk as verl does, but without padding rows, and without replayed rows, which are on disk."""
         assert self._trained is not None
         fresh = {key for key, row in zip(self._trained.keys, self._trained.rows, strict=True) if not row.replays}
         indices = [index for index, key in enumerate(batch.keys) if key in fresh]
@@ -351,7 +349,7 @@ class RollallocTrainer(RecipeTrainer, PPOTrainerSync):
 
 @register_trainer("rollalloc_colocate_async")
 class RollallocColocateAsync(RecipeTrainer, PPOTrainerColocateAsync):
-    """Asynchronous training on shared devices. Rollouts that an update interrupts continue after it."""
+    """Asynchronous training on shared devices. Rollouts that an update interrupts continue after the update."""
 
     def get_llm_client(self) -> LLMServerClient:
         """verl's client, with the ability to continue interrupted requests and to stop single requests."""

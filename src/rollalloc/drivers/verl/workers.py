@@ -38,9 +38,9 @@ _REASON = 200  # maximum number of characters of an exception in the log
 
 @register("tool_agent")
 class ToolLoop(ToolAgentLoop):
-    """verl's agent loop with tools, with exact lengths, and protected against tools that end the worker.
+    """verl's agent loop with tools. It limits lengths exactly, and tools cannot end the worker.
 
-    It is registered under the name of verl's loop, and so replaces it.
+    The class is registered under the name of verl's loop, and so replaces verl's loop.
     """
 
     async def _handle_generating_state(
@@ -54,7 +54,7 @@ class ToolLoop(ToolAgentLoop):
     async def _handle_processing_tools_state(self, agent_data: Any) -> AgentState:
         state = await super()._handle_processing_tools_state(agent_data)
         if state is AgentState.TERMINATED and (live := LIVE.get()) is not None:
-            live.truncated = True  # verl ended the session: the tool's answer does not fit, and its row does not say so
+            live.truncated = True  # the tool's answer did not fit, which verl's row does not say
         return state
 
     async def _call_tool(self, tool_call: Any, *args: Any) -> tuple[ToolResponse, float, dict[str, Any]]:
@@ -150,7 +150,7 @@ class Worker(AgentLoopWorkerTQ.__ray_actor_class__):  # pyright: ignore
         except SessionStopped:
             cancelled = True
         except BaseException as error:
-            # Also SystemExit, for example: without an outcome, the trainer would wait forever.
+            # Every error, even SystemExit, needs an outcome. Otherwise the trainer would wait forever.
             late = live.clock is not None and live.clock.expired()
             cancelled = late and live.stopped
             reason = f"a tool took more than {live.patience} s" if late else error_text(error, _REASON)
@@ -272,7 +272,7 @@ class Manager(AgentLoopManagerTQ):
             for worker in self.agent_loop_workers:
                 if worker not in self._listening.values():
                     self._listening[worker.outcomes.remote()] = worker
-            # Outcomes are read first. If a worker died after it reported outcomes, these are not lost.
+            # Outcomes are read first, so that outcomes are not lost if the worker died after it reported them.
             calls = [*self._listening, *self._starting]
             if not ray.wait(calls, timeout=_PATIENCE if wait else 0)[0]:
                 if not wait:
@@ -287,7 +287,7 @@ class Manager(AgentLoopManagerTQ):
 
     def _result(self, call: Any) -> list[SessionOutcome]:
         worker = self._starting.pop(call, None) or self._listening.pop(call, None)
-        if worker is None:  # the worker died, and another of its calls has already reported this
+        if worker is None:  # the worker died, and another call has already reported its death
             return []
         try:
             ended = ray.get(call) or []
