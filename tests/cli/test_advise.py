@@ -58,7 +58,7 @@ def test_a_profile_whose_rollouts_were_changed_by_hand_is_not_advised_on(call, o
     log = tmp_path / "new" / "rollouts.jsonl"
     whole = log.read_text()
     for changed, said in (
-        (whole.replace('"metric": 1.0', '"metric": 0.0'), "it is not what the profile wrote"),
+        (whole.replace('"metric": 1.0', '"metric": 0.0'), "the log was modified after sampling"),
         (whole + whole.splitlines()[-1] + "\n", "if lines were added, remove them"),
     ):
         log.write_text(changed)

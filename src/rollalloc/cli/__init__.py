@@ -4,7 +4,7 @@ import sys
 
 
 def main() -> None:
-    """Entry point of `rollalloc`. Without the extra `native` it prints one line that says so, and exits with code 1."""
+    """Entry point of `rollalloc`. Without the extra `native`, it names the missing package and exits with code 1."""
     try:
         from rollalloc.cli.app import main as run
     except ModuleNotFoundError as error:

@@ -34,7 +34,7 @@ def advise(
     path: Annotated[
         str | None,
         typer.Argument(
-            help="Rollout logs: a file, a folder or a glob. Without one, a profile is sampled.", metavar="LOG"
+            help="Rollout logs: a file, a folder or a glob. Without LOG, a model is sampled first.", metavar="LOG"
         ),
     ] = None,
     present: Annotated[
@@ -127,8 +127,8 @@ def _choice(text: str) -> Choice:
     once = len(given) == len(pairs)
     if given.keys() - {"n", "groups"} or not once or not least_one or counts[0] * counts[1] > _MOST:
         raise ValueError(
-            "--present: expected a recipe, n and groups, once each, such as grpo:n=8,groups=16, with batches of at most "
-            f"{_MOST:,} rollouts, got {text!r}"
+            f"--present: expected RECIPE:n=N,groups=G, such as grpo:n=8,groups=16, with n × groups at most {_MOST:,}, "
+            f"got {text!r}"
         )
     if recipe not in RECIPES:
         raise ValueError(f"--present: expected one of {', '.join(RECIPES)}, got {recipe!r}")

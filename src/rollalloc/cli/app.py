@@ -1,4 +1,7 @@
-"""The `rollalloc` command. A user's mistake prints one message and exits with 2; `ROLLALLOC_DEBUG=1` adds the traceback."""
+"""The `rollalloc` command.
+
+After a user's mistake, it prints one message and exits with code 2, or shows the traceback if `ROLLALLOC_DEBUG=1` is set.
+"""
 
 from __future__ import annotations
 

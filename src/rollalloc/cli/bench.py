@@ -38,7 +38,7 @@ def bench(
     plan: Annotated[bool, typer.Option("--plan", help="Only print what would run and how long it takes.")] = False,
     table: Annotated[
         Path | None,
-        typer.Option(help="Only write the tables of an existing leaderboard again.", parser=place),
+        typer.Option(help="Folder of an existing leaderboard: run nothing, and write its tables again.", parser=place),
     ] = None,
 ) -> None:
     """Run every method with its defaults on every task, and write tables of the costs."""

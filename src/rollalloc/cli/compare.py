@@ -178,7 +178,7 @@ def cost_table(summary: Summary, *, wide: bool = True) -> Table:
 
 
 def last_table(summary: Summary) -> Table:
-    """Table of the last evaluations. A recipe that was the cheapest to reach the target may be worse here."""
+    """Table of the last evaluations, where the recipe that was cheapest to the target may be worse than others."""
     from rollalloc.lab.bench.summary import in_words
 
     shown = summary.last

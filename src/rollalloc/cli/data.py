@@ -27,7 +27,7 @@ def prepare(
         list[str],
         typer.Argument(
             help="deepmath, deepscaler, polaris, dapo17k, gsm8k, math, math500, aime24, aime25, amc23, minerva, "
-            "olympiadbench; aime24x32, aime25x32, amc23x32, with which verl samples each question 32 times."
+            "olympiadbench; aime24x32, aime25x32, amc23x32: verl samples each of their questions 32 times."
         ),
     ],
     out: Annotated[Path, typer.Option(help="Folder to write to.", parser=folder)] = Path("data"),

@@ -25,7 +25,7 @@ def titled(help: str, panel: str | None, *names: str, **others: Any) -> Any:
 
 
 def output(help: str, *names: str, **others: Any) -> Any:
-    """An option in the help's panel on output."""
+    """An option in the help's panel for output."""
     return titled(help, _OUTPUT, *names, **others)
 
 
@@ -101,7 +101,7 @@ LabelledParameters = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingOptions:
-    """The options on a model, its prompts, and how rollouts are sampled and scored."""
+    """The options for a model, its prompts, and the sampling and scoring of rollouts."""
 
     task: str | None = on_data(None, "Built-in task: skills/POOL, walks/POOL, sort, or rg/NAME such as rg/gcd.")
     model: str | None = on_data(None, "Causal language model, by name or folder, instead of a built-in task.")
@@ -133,7 +133,7 @@ class SamplingOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions(SamplingOptions):
-    """The options on a run, whatever its recipe. `rollalloc.cli.sources` turns them into a `Config`."""
+    """The options of a run that every recipe shares. `rollalloc.cli.sources` turns them into a `Config`."""
 
     settings: str = on_data(
         "defaults",
@@ -200,7 +200,7 @@ class RunOptions(SamplingOptions):
     )
     staleness: int | None = on_streaming(
         None,
-        "Maximum staleness in updates (default: the recipe's, or more if --ahead needs it; with async, 0 means no overlap).",
+        "Maximum staleness in updates; with async, 0 means no overlap (default: the recipe's, or more if --ahead needs it).",
     )
     ahead: int | None = on_streaming(
         None,
@@ -212,7 +212,7 @@ class RunOptions(SamplingOptions):
     )
     features: str | None = on_training(
         None,
-        "File from `rollalloc features`, for recipes that predict success, or none (default: computed at the start).",
+        "For recipes that predict success: file from `rollalloc features`, or the word none (default: compute them first).",
     )
     track: list[str] | None = on_output(None, "Tracker: tensorboard or wandb; repeatable.")
 
@@ -360,13 +360,12 @@ def named_recipes(recipes: Sequence[str]) -> dict[str, str]:
 def parameters_by_label(
     pairs: list[str] | None, matched: str | None, named: Mapping[str, str], *, lenient: bool = False
 ) -> dict[str, dict[str, Any]]:
-    """The parameters of each recipe, by label.
+    """The parameters of each recipe, by label: the shape from `matched`, and the parameters set by pairs `label.key=value`.
 
-    They begin as the shape that `matched` describes. Then each pair `label.key=value` sets a parameter.
+    If `lenient` is True, a user's own recipe gets no shape from `matched`.
 
     Raises:
-        ValueError: an entry is malformed; a label is unknown; or a recipe has no matched shape. If `lenient`, a user's own
-            recipe needs none.
+        ValueError: an entry is malformed, a label is unknown, or a recipe has no matched shape.
     """
     from rollalloc.named import RECIPES
 

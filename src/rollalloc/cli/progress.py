@@ -52,7 +52,7 @@ def say(console: Console, text: str, style: str = "") -> None:
 
 
 def result_console() -> Console:
-    """Standard output for a command's result. If it is not a terminal, it has 120 columns unless COLUMNS is set."""
+    """Standard output for a command's result. A file or pipe gets 120 columns, or the number in COLUMNS."""
     console = Console()
     return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=_FILE_WIDTH)
 
@@ -309,7 +309,7 @@ class Standings:
 
 
 def table(rows: Sequence[Mapping[str, str]]) -> FittingTable:
-    """A table of tasks and recipes, as wide as the terminal allows. If there is only one task, it is the title."""
+    """A table of tasks and recipes, as wide as the terminal allows. A single task becomes the title instead of a column."""
     tasks = list(dict.fromkeys(row["task"] for row in rows))
     if len(tasks) > 1:
         return FittingTable(rows, prose=_PROSE, optional=_OPTIONAL)

@@ -33,7 +33,7 @@ class Reading:
     threshold: float | None = in_no_panel(
         None, "For graded rewards: rewards of at least this count as right, others as wrong."
     )
-    reward: str | None = in_no_panel(None, "Field or column of the reward; several, comma-separated, are summed.")
+    reward: str | None = in_no_panel(None, "Field or column of the reward. Several names, comma-separated, are summed.")
     weights: str | None = in_no_panel(
         None, "TRL's reward_weights, comma-separated, in the order of the reward columns."
     )
@@ -83,7 +83,7 @@ def bare_table(title: str | None = None, caption: str | None = None) -> Table:
 
 
 def table(headings: tuple[str, ...]) -> Table:
-    """An empty table: the first column is left-aligned text that wraps, the others are right-aligned numbers that do not."""
+    """An empty table. Its first column is left-aligned and wraps; the other columns are right-aligned and do not wrap."""
     made = bare_table()
     for number, heading in enumerate(headings):
         made.add_column(heading, justify="right" if number else "left", no_wrap=number > 0)

@@ -38,7 +38,7 @@ def report(
     peak: Annotated[
         float | None,
         typer.Option(
-            help="Instead of --target: share, e.g. 0.99, of the best accuracy that the first run with grpo in its name has."
+            help="Instead of --target: share, e.g. 0.99, of the best accuracy of the first run with grpo in its name."
         ),
     ] = None,
 ) -> None:

@@ -280,9 +280,8 @@ def _notes(scenario: Scenario, priced: Sequence[PricedRecipe]) -> list[str]:
     for each in priced:
         if preempted := each.figures["preempted"].point:
             notes.append(
-                f"{each.label}, {each.gpus} GPUs: {preempted:,.0f} times per batch a rollout was preempted, because the "
-                f"key-value cache of a replica, {scenario.room:,.0f} tokens, was full: use fewer --slots, or more GPUs per "
-                "replica."
+                f"{each.label}, {each.gpus} GPUs: {preempted:,.0f} preemptions per batch, because the key-value cache of a "
+                f"replica, {scenario.room:,.0f} tokens, was full: use fewer --slots, or more GPUs per replica."
             )
         short = [result for result in each.results if result.why is not None]
         if short:

@@ -32,7 +32,8 @@ def train(
     out: Annotated[
         Path | None,
         output(
-            "Folder of the run: new, or with a run to resume or overwrite (default: a folder in runs/).", parser=folder
+            "Folder of the run; must be new, unless you resume or overwrite (default: a folder in runs/).",
+            parser=folder,
         ),
     ] = None,
     checkpoint_every: Annotated[int | None, output("Batches between two checkpoints (default: only by time).")] = None,
@@ -62,7 +63,7 @@ def train(
     no_notices: Annotated[
         bool,
         output(
-            "Do not warn about a reward that fails, never differs or is slow, or about too little learning signal.",
+            "Do not warn of rewards that fail, are slow or are all equal, or of too little learning signal.",
             "--no-notices",
         ),
     ] = False,

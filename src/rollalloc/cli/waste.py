@@ -21,7 +21,7 @@ _CAUSES = {
     "all_right": "all right",
     "all_wrong": "all wrong",
     "all_truncated": "all wrong, all truncated",
-    "all_alike": "all the same, in between",
+    "all_alike": "equal, but neither right nor wrong",
     "single": "one scored rollout",
     "unscored": "no score",
 }

@@ -1,12 +1,12 @@
 """Cost to target: the cost of a run until it reached an accuracy. All other modules use this definition.
 
-A run is evaluated on a fixed grid: the multiples of `eval_every` rollouts paid. At each grid point, the evaluation uses the
-newest weights that were made with at most this number of rollouts. A run reaches the target when two successive evaluations
-of different weights are at or above the target, because a single evaluation may be luck. The first of the two is the grid
-point that reached the target; the second confirms it. The final weights are not on the grid, so they cannot reach the
-target, but can confirm the last grid point. The cost is interpolated linearly between the grid point that reached the target
-and the grid point before. If a run never reached the target, its cost is censored: it is more than the run had paid at its
-last grid point.
+A run is evaluated on a fixed grid: the multiples of `eval_every` rollouts paid. The evaluation at a grid point uses the
+newest weights that were made with at most that number of rollouts. A run reaches the target when two successive evaluations
+of different weights are at or above the target, because a single evaluation may be luck. The first of the two reaches the
+target, and the second confirms it. The evaluation of the final weights is not on the grid: it can confirm the last grid
+point, but it cannot reach the target. The cost is interpolated linearly between the grid point that reached the target and
+the grid point before. If a run never reached the target, its cost is censored: it is more than the run had paid at its last
+grid point.
 
 Costs are rollouts, generated tokens, seconds without evaluation, and optimizer steps. The number of rollouts is the grid
 point itself. The other costs are the totals when the evaluated weights were made.
@@ -35,8 +35,8 @@ class Curve:
         version: version of the evaluated weights; None if unknown.
         accuracy: accuracy, in [0, 1].
         standard_error: standard error of the accuracy; 0 if it is exact, None if unknown.
-        final: version and accuracy of the final weights, which may confirm that the last entry reached a target. None if
-            the final weights have no evaluation of their own.
+        final: version and accuracy of the final weights. Their evaluation may confirm that the last entry reached a target.
+            None: the final weights were not evaluated apart from the grid.
     """
 
     rollouts: tuple[float, ...]
@@ -112,8 +112,8 @@ def cost_to_target(curve: Curve, target: float) -> Cost | None:
     share = 1.0
     if at:
         before, after = curve.accuracy[at - 1], curve.accuracy[at]
-        # The entry before `at` may be at or above the target if it evaluates the same weights a second time. Their first
-        # evaluation was below the target. Then the cost is that of the entry before `at`, without interpolation.
+        # The entry before `at` may be at or above the target, if it is the second evaluation of its weights and the first
+        # was below. The cost is then the cost of the entry before `at`, without interpolation.
         share = (target - before) / (after - before) if before < target else 0.0
     paid = {name: _between(getattr(curve, name), last, share) for name in COSTS}
     return Cost(paid, censored=at is None, at=at)

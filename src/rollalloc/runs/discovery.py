@@ -26,7 +26,7 @@ def run_folders(folder: Path) -> list[Path]:
         OSError: the folder cannot be read.
     """
     runs: list[Path] = []
-    # Follow links last. A run may also have a link elsewhere, but it must be found in its own folder, together with the
+    # Follow links last: even if a link elsewhere points to a run, the run must be found in its own folder, together with the
     # runs that it is compared with.
     waiting, links, visited = [(folder, 0)] if folder.exists() else [], list[tuple[Path, int]](), set[Path]()
     while waiting or links:

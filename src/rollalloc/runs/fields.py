@@ -1,4 +1,4 @@
-"""Checks the lines and objects in a run's files. It keeps the fields that the views need, and describes what is wrong."""
+"""Checks the lines and objects in a run's files, keeps the fields that the views need, and describes the problems."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _IN_A_DESCRIPTION: Fields = {
 class MetricsLine(NamedTuple):
     """A line of the metrics.
 
-    In an evaluation, a missing field of the curve is set to None, and a missing `at` is set to `rollouts_paid`.
+    In an evaluation, a missing `at` is set to `rollouts_paid`, and each missing field in `_CURVE` is set to None.
 
     Attributes:
         known: the fields that the views use, checked. Wrong fields are left out.

@@ -15,7 +15,7 @@ from rollalloc.runs.values import MOST
 
 ROLLOUTS, TOKENS = f"{PREFIX}/rollouts_paid", f"{PREFIX}/tokens_paid"
 _FIGURES = ("selection", "teaching")
-_PLAIN = {  # our metrics that have the same name in a line of `metrics.jsonl`
+_PLAIN = {  # our metrics whose name under `rollalloc/` is also their name in `metrics.jsonl`
     **dict.fromkeys(("rows", "groups", "replayed", "staleness_max", "evicted", "revived", "quarantined"), int),
     **dict.fromkeys(("staleness_mean", "entropy"), float),
 }
@@ -51,7 +51,7 @@ def figures_in(logged: Mapping[str, Any], names: Mapping[str, str]) -> Line:
 
 
 def lengths_in(logged: Mapping[str, Any], keys: Iterable[str]) -> Line:
-    """Minimum, mean and maximum length of the rollouts; empty if one of them is not logged."""
+    """Minimum, mean and maximum length of the rollouts; empty if one of these lengths is not logged."""
     lengths = [number(logged.get(key)) for key in keys]
     return {} if None in lengths else {"mean_lengths": lengths}
 
@@ -89,7 +89,7 @@ class LoggedSteps:
         """Add a training step. A second entry for the same step is merged into the first.
 
         Args:
-            step: number of the step. If it is not above the newest one, the run was resumed.
+            step: number of the step. A number below the newest step's means that the run was resumed.
             logged: all logged metrics by key; our metrics are read from them.
             figures: the framework's metrics of the step.
             seconds: time since the previous entry.

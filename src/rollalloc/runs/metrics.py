@@ -44,7 +44,7 @@ class Metric:
         meaning: what the metric measures, in words.
         where: where it occurs: kinds of lines of `metrics.jsonl` ("every line", "batch", "eval" ...), or "TRL", "verl",
             "Tinker".
-        read: how the reader checks the value under the first part of the path. None: the reader ignores the metric.
+        read: check of the value under the first part of the path. None: the reader ignores the metric.
         needed: whether a line without the metric is invalid.
     """
 
@@ -124,9 +124,8 @@ TABLE: Mapping[str, tuple[Metric, ...]] = {
         Metric(
             "negative_weight",
             "",
-            "sum of the negative advantages without their sign, divided by the sum of the positive advantages, "
-            "without replayed rows: 1 for GRPO, 0 for RAFT, the weight of failures for REINFORCE; null if no "
-            "advantage is positive",
+            "absolute sum of the negative advantages, divided by the sum of the positive advantages, without replayed "
+            "rows: 1 for GRPO, 0 for RAFT, the weight of failures for REINFORCE; null if no advantage is positive",
             _BATCHES,
         ),
         Metric("ages/AGE", "rows", "rows of the batch whose first token is AGE updates old", _BATCH),
@@ -189,8 +188,8 @@ TABLE: Mapping[str, tuple[Metric, ...]] = {
         Metric(
             "selection/difficulty_sampled",
             "0 to 1",
-            "mean of 1 − pass rate over all rollouts in groups that ended; the pass rate is the predicted one or,"
-            " without a prediction, that of the group",
+            "mean of 1 − pass rate over all rollouts in groups that ended; if no pass rate was predicted, the group's own "
+            "pass rate is used",
             _BATCHES,
             FIGURES,
         ),
@@ -238,7 +237,7 @@ TABLE: Mapping[str, tuple[Metric, ...]] = {
         Metric(
             "at",
             "rollouts",
-            "rollouts of this point of the grid (multiples of `--eval-every`); null: the final weights",
+            "rollouts at this point of the evaluation grid, a multiple of `--eval-every`; null: the final weights",
             _EVAL,
             COUNT,
         ),
@@ -296,8 +295,8 @@ TABLE: Mapping[str, tuple[Metric, ...]] = {
     ),
     "A step of TRL": (
         Metric("generated", "rollouts", "rollouts generated since the last batch", ("TRL",)),
-        Metric("stopped", "rollouts", "those of them that the recipe stopped", ("TRL",)),
-        Metric("failed", "rollouts", "those of them without a score", ("TRL",)),
+        Metric("stopped", "rollouts", "generated rollouts that the recipe stopped", ("TRL",)),
+        Metric("failed", "rollouts", "generated rollouts without a score", ("TRL",)),
         Metric("entropy", "nats per token", "mean of −log π over all sampled tokens", ("TRL",)),
         Metric("held/rollouts", "rollouts", "rollouts that are kept for this batch and later ones", ("TRL",)),
     ),
@@ -305,12 +304,12 @@ TABLE: Mapping[str, tuple[Metric, ...]] = {
         Metric("stage/NAME/groups", "groups", "groups that entered the stage NAME in this step", ("verl",)),
         Metric("stage/NAME/rollouts", "rollouts", "rollouts ordered in the stage", ("verl",)),
         Metric("stage/NAME/passed", "groups", "groups that passed the stage, including surplus groups", ("verl",)),
-        Metric("stage/NAME/pass_rate", "share", "share of groups that passed, of those that left the stage", ("verl",)),
+        Metric("stage/NAME/pass_rate", "share", "groups that passed, divided by groups that left the stage", ("verl",)),
         Metric(
             "stage/NAME/dropped/REASON",
             "share",
-            "share of groups that were dropped for REASON (`too_easy`, `too_hard`, `solved`, `zero_variance` and so on), "
-            "of those that left the stage",
+            "groups dropped for REASON (`too_easy`, `too_hard`, `solved`, `zero_variance` and so on), divided by groups "
+            "that left the stage",
             ("verl",),
         ),
         Metric("stage/NAME/mean", "metric", "mean metric of the rollouts in the groups that left the stage", ("verl",)),
@@ -329,7 +328,7 @@ TABLE: Mapping[str, tuple[Metric, ...]] = {
         ),
         Metric("rounds", "rounds", "number of times that rollouts were ordered in this step", ("verl",)),
         Metric("held/groups", "groups", "groups that wait for a later batch", ("verl",)),
-        Metric("held/in", "groups", "those of them that began to wait in this step", ("verl",)),
+        Metric("held/in", "groups", "waiting groups that began to wait in this step", ("verl",)),
         Metric("held/out", "groups", "groups that waited before this step and were trained on in it", ("verl",)),
         Metric("held/lost", "groups", "groups that waited before this step and were dropped in it", ("verl",)),
         Metric("padding_rows", "rows", "padding rows in the batch, from which nothing is learned", ("verl",)),
@@ -346,11 +345,11 @@ METRICS = tuple(metric for metrics in TABLE.values() for metric in metrics)
 
 
 def fields_of(*where: str, needed: bool = False) -> dict[str, Field]:
-    """The required or the optional fields of the given kinds of lines: name → its check.
+    """The checks of the fields in the given kinds of lines, by field name.
 
     Args:
         where: kinds of lines.
-        needed: whether to return the fields that a line must have. If False, only the optional fields are returned.
+        needed: True: only the fields that a line must have. False: only the optional fields.
     """
     return {
         metric.name.partition("/")[0]: metric.read

@@ -162,7 +162,7 @@ def held_out(run: RecordedRun) -> str:
 
 
 def by_label(runs: Sequence[RecordedRun]) -> dict[str, list[RecordedRun]]:
-    """Group runs by label if runs with the same label differ only in their seed. Otherwise each run is its own group."""
+    """Group runs by label. If runs with the same label differ in more than their seed, each is on its own."""
     labels: dict[str, list[RecordedRun]] = {}
     for run in runs:
         labels.setdefault(run.label, []).append(run)

@@ -135,7 +135,7 @@ def _first_missing(entries: Sequence[tuple[int, Mapping[str, Any]]]) -> int | No
 def _gaps(first: int | None) -> list[str]:
     why = "verl starts a new log on a resume"
     return (
-        [] if first is None else [f"the log lacks steps before step {first:,} ({why}), and the seconds lack them too"]
+        [] if first is None else [f"the log lacks steps before step {first:,} ({why}); their seconds are not counted"]
     )
 
 

@@ -162,9 +162,11 @@ def test_a_log_that_was_changed_is_refused(rewarded, profile):
     for changed in (whole.replace('"metric": 1.0', '"metric": 0.0', 1), whole.split("\n", 1)[1], whole[:-20]):
         assert changed != whole
         log.write_text(changed)
-        with pytest.raises(ValueError, match=r"is not what the profile wrote. Restore it from a copy.*--overwrite"):
+        with pytest.raises(
+            ValueError, match=r"the log was modified after sampling. Restore it from a copy.*--overwrite"
+        ):
             sample_profile(rewarded("half"), profile, prompts=40, n=3, seed=5)
-        with pytest.raises(ValueError, match="is not what the profile wrote"):
+        with pytest.raises(ValueError, match="the log was modified after sampling"):
             refuse_changed(log)
     log.write_text(whole)
     sample_profile(rewarded("half"), profile, prompts=40, n=3, seed=5)  # put back, it is accepted

@@ -302,7 +302,8 @@ def test_the_cost_comes_first_and_is_estimated_from_the_first_answers(advise, se
     _, _, said = advise(price="1000,5000", concurrency=1)
     first = said.index("96 requests, 1 at once, at most 768 tokens of answers, 3.84 in your currency and their prompts")
     estimate = re.search(
-        r"by the first (\d+) answers: 7 tokens a prompt and 3 an answer, so (\d+) more take about (\d+) tokens", said
+        r"after the first (\d+) answers: 7 tokens per prompt and 3 per answer; the other (\d+) will take about (\d+) tokens",
+        said,
     )
     assert estimate is not None
     assert first < estimate.start()

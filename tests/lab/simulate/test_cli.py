@@ -149,7 +149,7 @@ def test_a_memory_that_is_full_is_said(call):
     code, out, _ = call(*SMALL, "--recipes", "grpo", "--kv-tokens", 9000, "--median", 3000)
     assert code == 0
     said = " ".join(out.split())
-    assert "times per batch a rollout was preempted, because the key-value cache of a replica, 9,000 tokens" in said
+    assert "preemptions per batch, because the key-value cache of a replica, 9,000 tokens" in said
     assert "put back" not in call(*SMALL, "--recipes", "grpo")[1]
 
 

@@ -94,8 +94,11 @@ def test_graded_rewards_and_lines_that_cannot_be_used_are_told_of(call, tmp_path
         (("--group-size", "0"), "--group-size: expected a whole number of at least 1, got 0"),
         (("--reward", " "), "--reward: expected the name of a field or column"),
         (("--weights", "nan"), "--weights: expected finite numbers that are not all 0, got nan"),
-        (("--threshold", "inf"), "--threshold: expected a finite number, got inf"),
-        (("--from-step", "99"), "--from-step 99: no group was logged at or after it"),
+        (
+            ("--threshold", "inf"),
+            "--threshold: expected a finite number, the lowest reward of a right rollout, got inf",
+        ),
+        (("--from-step", "99"), "--from-step 99: no group was logged at or after this step"),
         (("--format", "csv"), "--format must be one of trl, verl, verifiers, prime-rl, rollalloc, got 'csv'"),
     ],
 )

@@ -124,8 +124,8 @@ def check_export(path: Path, mix: str, log: Path | None) -> None:
     Args:
         path: path of the file.
         mix: name of the mix, see `weights_of`.
-        log: the log from which the curriculum will be computed. The file must be outside the log's folder, because it would
-            be read as a log of TRL. None: the log is not known yet.
+        log: the log from which the curriculum will be computed. The file must be outside the log's folder: a Parquet file
+            in this folder would be read as a log of TRL. None: the log is not known yet.
 
     Raises:
         ValueError: the suffix is not .parquet, the path is in the log's folder, or there is no such mix.

@@ -13,7 +13,7 @@ from rollalloc.lab.advise.verdict import Choice
 from rollalloc.named import make_recipe
 from rollalloc.train.config import Config
 
-_STOCK = "grpo"  # TRL and verl have this recipe themselves, without our drivers
+_STOCK = "grpo"  # TRL and verl implement this recipe, so it needs none of our drivers
 _MOST_ROWS = 8  # maximum number of rows per micro-batch
 _LEAST_ROWS = 2  # minimum number of rows per batch in TRL
 _AVERAGING = 640  # window of averaged weights, in rows; the quoted figures were measured with it

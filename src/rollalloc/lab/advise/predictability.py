@@ -65,9 +65,9 @@ class Predictability:
 class _Events:
     """Rollouts of P prompts in 2P rows: first a row for the right rollouts of each prompt, then one for the wrong ones.
 
-    A rollout's record is the results of its prompt's other rollouts. The record is the same for all of a
-    prompt's rollouts that are right (one success fewer), and the same for all that are wrong (one failure fewer). So two
-    rows per prompt are enough.
+    A rollout's record is the results of its prompt's other rollouts. All right rollouts of a prompt have the same record:
+    the prompt's counts with one success fewer. The record of all wrong rollouts has one failure fewer. So two rows per
+    prompt are enough.
     """
 
     hits_P: Ints
@@ -187,8 +187,8 @@ def _said(events: _Events, rows_ED: NDArray[np.floating]) -> Floats:
 def _judge(events: _Events, said_E: Floats, times_BP: Ints) -> Predicted:
     """AUC and log-loss with their intervals.
 
-    Only rollouts of the same fold are compared for the AUC. A fold with few successes is predicted from folds with more
-    successes. So across folds, even useless predictions would get an AUC below 1/2.
+    Only rollouts of the same fold are compared for the AUC. A model for a fold with few successes is fitted to folds with
+    more successes, so it predicts higher rates. Across folds, the AUC of useless predictions would therefore be below 1/2.
     """
     fold_E = np.tile(events.fold_P, 2)
 

@@ -35,8 +35,8 @@ class Profile:
         rollouts: number of logged rollouts.
         n: usual group size.
         rates: distribution of success rates over prompts.
-        zero_variance: share of groups without variance, by group size. For graded rewards, this is the share with equal
-            rewards. If no logged group is this large, it is the share that is all right or all wrong.
+        zero_variance: share of groups that are all right or all wrong, by group size. For graded rewards, it is the share of
+            groups with equal rewards, up to the size of the largest logged group.
         hopeless: share of prompts that are hardly ever solved.
         solved: share of prompts that are nearly always solved.
         mean: mean success rate.

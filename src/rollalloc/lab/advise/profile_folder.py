@@ -81,7 +81,7 @@ class ProfileFolder:
             raise ValueError(f"{self.path} has a profile that was made with other settings: {'; '.join(others)}; {do}")
 
     def is_whole(self, prompts: int, n: int) -> bool:
-        """Whether the folder has n rollouts each for `prompts` prompts. If the data has fewer prompts, all are enough."""
+        """Whether the folder has n rollouts each for `prompts` prompts, or for all prompts of the data."""
         saved = _described(self.path)
         if saved is None or saved[_GROWS] not in (prompts, saved[_FOUND]):
             return False
@@ -163,7 +163,7 @@ def refuse_changed(log: Path, *, unfinished: bool = False) -> None:
     recorded: Stamp = saved[_STAMP]
     if recorded["bytes"] and (reason := why_changed(folder / ROLLOUTS, recorded)):
         raise ValueError(
-            f"{reason}: it is not what the profile wrote. Restore it from a copy, sample the profile again (--overwrite), "
+            f"{reason}: the log was modified after sampling. Restore it from a copy, sample again (--overwrite), "
             "or copy only the log into another folder, to read the modified log"
         )
     if not unfinished and (folder / ROLLOUTS).stat().st_size > recorded["bytes"]:

@@ -9,7 +9,7 @@ import numpy as np
 from rollalloc.lab.waste.groups import SAME, Groups
 from rollalloc.lab.waste.shares import Share, share_of
 
-_RIGHT = 0.5  # if all rewards are equal, they are right if they are at least this number
+_RIGHT = 0.5  # if all rewards of a log are equal, those of at least this number are right
 _CONSTANT = 0.98  # rewards are nearly constant if at least this share has the same value
 _MANY = 0.05  # warn if at least this share of rollouts has no score
 

@@ -47,8 +47,8 @@ from rollalloc.train.loading import scorer_of
 log = logging.getLogger(__name__)
 
 _FEW = 16  # number of answers after which the total cost is estimated
-_SHORT = 4  # number of tokens; shorter answers may be equal by chance
-_MOST_PROMPTS = 8  # if at least this many groups have only equal answers, it is not chance
+_SHORT = 4  # number of characters; answers that are not longer may be equal by chance
+_MOST_PROMPTS = 8  # number of groups; equal answers in fewer groups may be chance
 
 
 def sample_served(
@@ -269,8 +269,8 @@ class _Cost:
         minutes = left * (time.monotonic() - self._began) / arrived / 60
         if left and prompt + answer:
             self._say(
-                f"by the first {arrived} answers: {prompt:.0f} tokens a prompt and {answer:.0f} an answer, so {left:,} more "
-                f"take about {left * (prompt + answer):,.0f} tokens and {minutes:.0f} min"
+                f"after the first {arrived} answers: {prompt:.0f} tokens per prompt and {answer:.0f} per answer; the "
+                f"other {left:,} will take about {left * (prompt + answer):,.0f} tokens and {minutes:.0f} min"
                 + self._price(left * prompt, left * answer)
             )
 
@@ -292,7 +292,7 @@ def _doubt(answers: _Answers, orders: Sequence[Order], longest: int) -> None:
     if len(long) >= _MOST_PROMPTS and all(len({answer.text for answer in group}) == 1 for group in long):
         log.warning(
             "all answers to a prompt are equal, for each of %d prompts: the server does not sample (it decodes greedily, "
-            "has a fixed seed, or a cache), so this is not what training would see", len(long),
+            "uses a fixed seed, or caches answers), so training would see other answers", len(long),
         )  # fmt: skip
     early = [
         answer for group in groups for answer in group if answer.truncated and (answer.tokens or longest) < longest

@@ -63,11 +63,9 @@ def tallied(of_R: NDArray[Any], value_R: NDArray[Any]) -> tuple[NDArray[np.int64
 def all_drawn(
     some_V: NDArray[np.int64], all_V: NDArray[np.int64], size_V: NDArray[np.int64] | int
 ) -> NDArray[np.float64]:
-    """The probability that a sample without replacement has only marked items.
+    """The probability that a sample without replacement has only marked items: C(some, size) / C(all, size).
 
-    The sample has `size` of `all` items, and `some` of these items are marked:
-
-    C(some, size) / C(all, size)
+    There are `all` items, `some` of them marked, and the sample has `size` items.
     """
     chance_V = np.ones(len(some_V))
     for taken in range(int(np.max(size_V, initial=0))):

@@ -1,4 +1,4 @@
-"""The verdict says which recipe to start with. Its rule is a table in docs/advise.md, which a reader can check.
+"""The verdict says which recipe to start with. Its rule is a table in docs/advise.md, so that users can check it.
 
 Each branch rests on measured figures, quoted with their task and model size. No saving is predicted for the
 reader's own task, because no experiment has shown that a profile before training predicts it.
@@ -16,8 +16,8 @@ from rollalloc.lab.advise.profile import Profile
 ENOUGH, _ROUND = 1024, 100
 BATCH = 64  # rollouts per batch, if only the group size is known
 USUAL_N = 8  # TRL's default of `num_generations`, assumed if the present setting is unknown
-_EVEN = 8  # if there are fewer prompts than a batch needs, a batch has the largest multiple of this number
-# No recipe can learn much if, among groups of LARGE_GROUP rollouts, at least the share BARREN has no variance.
+_EVEN = 8  # if there are too few prompts for a batch, a batch has their number rounded down to a multiple of this
+# No recipe can learn much if at least the share BARREN of groups of LARGE_GROUP rollouts has no variance.
 LARGE_GROUP, BARREN = 16, 0.95
 MANY_ANSWERS = 0.5  # if two right answers of a prompt differ with at least this probability, expect a smaller saving
 PREDICTABLE, FEW_MIXED = 0.9, 0.7  # foresight needs at least this AUC, and this share of groups of 4 without variance

@@ -30,7 +30,7 @@ class Cell:
 
     @property
     def budget(self) -> Mapping[str, Interval | None]:
-        """Results of the last evaluations; empty if a run diverged. All methods have the same budget."""
+        """Results at the end of the budget, from the last evaluations; empty if no run has ended, or if one diverged."""
         return {} if self.paid is None or self.diverged else self.paid.last
 
 

@@ -3,8 +3,8 @@
 The settings are in `tuned/TASK.json`. A search by successive halving found them (dev/LOG.md, 2026-11-22 and 23). For every
 recipe, GRPO included, it tried the same number of learning rates and batch shapes on the same tuning seeds. No comparison
 uses these seeds. `settings_tried` is the number of settings of a recipe's grid that were tried. If `budget` is present, the
-recipe's search runs were censored earlier than those of other recipes. A task that was not searched uses another task's
-settings; a recipe that was not searched on a task uses its settings for skills/late.
+recipe's search runs were censored earlier than those of other recipes. A task without a search uses another task's settings.
+A recipe without a search on a task uses its settings for skills/late.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def planned_run(task: str, recipe: str, seed: int, *, tuned: Tuned | None = None
     """Like `task_run`, but nothing is created yet. `with_task_files` adds the model and the prompts to the run.
 
     Raises:
-        ValueError: the task is unknown, or no settings are given and the recipe has no tuned ones for it.
+        ValueError: the task is unknown, or `tuned` is None and the recipe has no tuned settings for the task.
         ImportError: a package that the task needs is not installed.
     """
     name, preset = preset_of(task)
@@ -164,7 +164,7 @@ def planned_run(task: str, recipe: str, seed: int, *, tuned: Tuned | None = None
     chosen = tuned or known.get(recipe)
     if chosen is None:
         raise ValueError(
-            f"{recipe} has no tuned settings for {name}; give its parameters. There are {', '.join(known)}"
+            f"{recipe} has no tuned settings for {name}; give its settings. Recipes with tuned settings: {', '.join(known)}"
         )
     settings: dict[str, Any] = {
         **chosen.optimizer,

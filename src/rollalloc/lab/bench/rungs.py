@@ -13,7 +13,7 @@ PREFIX = "ladder/"  # prefix of the tasks' names
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Model:
-    """Where a rung's model comes from: a new Llama of a given shape, or a name of `rollalloc model`.
+    """Where a rung's model comes from: a new Llama of a given shape, or a pretrained model of `rollalloc model`.
 
     Attributes:
         hidden: width of a new Llama, a multiple of 32; see `rollalloc.lab.bench.tasks.tiny.Shape`.

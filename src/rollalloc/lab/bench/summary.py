@@ -138,7 +138,7 @@ class Summary:
 
     @property
     def last(self) -> dict[str, str]:
-        """For the table of last evaluations, the heading of each name in `LAST`. Columns without a value are left out."""
+        """The headings in the table of last evaluations, by name in `LAST`. Columns without a value are left out."""
         attempts = {recipe.k for recipe in self.recipes}
         k = attempts.pop() if len(attempts) == 1 else None
         return {

@@ -20,7 +20,7 @@ class Tier:
     """One size of the leaderboard.
 
     Attributes:
-        tasks: for each task, the number of rollouts that a run pays. Results are also compared after this number.
+        tasks: budget of a run on each task, in rollouts. The results at the end of the budget are compared too.
         recipes: the recipes to compare.
         methods: recipe and parameters of each method, by label. If there are any, `recipes` is not used.
         seeds: seeds of the runs.
@@ -96,8 +96,8 @@ TIERS: Mapping[str, Tier] = MappingProxyType(
     }
 )
 # Rollouts per second of one process on a core of an Intel Xeon at 2.5 GHz (Cascade Lake), including evaluations on the
-# grid. Each value is between that of a method with groups and that of one without. Other runs used the machine while
-# these were measured. Tasks that were not measured get a low value.
+# grid. Each value is between the rate of a method with groups and the rate of a method without. Other runs used the
+# machine during the measurement. Tasks that were not measured get a low value.
 RATES: Mapping[str, float] = MappingProxyType(
     {
         "skills/balanced": 480.0,

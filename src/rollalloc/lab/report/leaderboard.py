@@ -20,7 +20,7 @@ _COSTS = {"rollouts": ",.0f", "tokens": ",.0f", "steps": ",.0f", "seconds": ",.1
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table. A row is a method and its figures, "" for an unknown figure. `headings` leaves out the first column."""
+    """A table. A row has a method's name and its figures; unknown figures are "". The column of names has no heading."""
 
     title: str
     headings: Sequence[str]

@@ -298,8 +298,8 @@ def _how_curves_read(seeds: int) -> str:
         return "Held-out accuracy after each evaluation, with its standard error as a bar; further left is cheaper."
     band = ", shaded its 95% interval" if seeds >= FEWEST else f"; {seeds} seeds are too few for an interval"
     return (
-        f"Thin: each seed. Thick: the interquartile mean over seeds{band}. Further left is cheaper. A run that reached the "
-        "target counts with its last accuracy after its end. The thick line ends where the first run ends below the target."
+        f"Thin: each seed. Thick: the interquartile mean over seeds{band}. Further left is cheaper. After its end, a run "
+        "that reached the target keeps its last accuracy. The thick line ends where the first run ends below the target."
     )
 
 
@@ -317,7 +317,7 @@ def _plain(value: Any) -> str:
 
 
 def _task(runs: Sequence[RecordedRun]) -> str:
-    """The task in a run's description. For a run of another framework, its folder."""
+    """A name for the task: the model and prompts of the first run or, for runs of another framework, their folders."""
     if runs[0].note:
         return ", ".join(dict.fromkeys(run.folder.name for run in runs))
     described = runs[0].description

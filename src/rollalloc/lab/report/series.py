@@ -81,7 +81,7 @@ def training_over_time(runs: Sequence[RecordedRun]) -> OverTime | None:
 
 
 def entropy_over_time(runs: Sequence[RecordedRun]) -> OverTime | None:
-    """Entropy of the next token in nats, named "entropy". If batches do not have it, it is taken from the evaluations."""
+    """Entropy of the next token in nats, named "entropy", from the batches or, if they lack it, from the evaluations."""
     of_batches = _over_time(
         runs, lambda line: {"entropy": line["entropy"]} if line.get("entropy") is not None else None
     )

@@ -33,9 +33,9 @@ class Cluster:
             at least one batch is generated while another is trained.
         trainer_share: with "async", share of the GPUs that train, in (0, 1).
         ahead: minimum number of batches generated while one is trained. None: the recipe's number.
-        overlap: True: compute log-probabilities of finished rollouts while others are running, even if they will not be
-            trained on. With "sync" the decoding GPUs do this, and the simulation assumes that decoding does not slow
-            down.
+        overlap: True: compute log-probabilities of all finished rollouts while others are running, even of rollouts that
+            will not be trained on. With "sync", the decoding GPUs do this, and the simulation assumes that decoding does not
+            slow down.
 
     Raises:
         ValueError: a number is out of its range, there are too few GPUs for a replica and a trainer, or `ahead` is set
@@ -93,7 +93,7 @@ class Cluster:
 
     @cached_property
     def unused(self) -> int:
-        """The GPUs that remain, too few for another replica. They are idle while the others generate."""
+        """Number of GPUs that are left over, too few for another replica. They are idle while the others generate."""
         apart = self.trainers if self.schedule == "async" else 0
         return self.gpus - apart - self.replicas * self.gpus_per_replica
 

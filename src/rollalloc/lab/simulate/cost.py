@@ -48,7 +48,7 @@ def at_most(name: str, value: float, most: float) -> None:
 
 @dataclass(frozen=True)
 class Latency:
-    """Seconds per token of each rollout on a replica: they depend on the number decoded at once and on their context.
+    """Seconds per token of each rollout on a replica, by the number of rollouts decoded at once and by their context.
 
         t(c, K) = t(c) + per_held · K   for c rollouts that hold K tokens of context together
 
@@ -96,7 +96,7 @@ class Latency:
         """
         if slots > self.concurrency[-1]:
             raise ValueError(
-                f"{self.source} ends at a concurrency of {self.concurrency[-1]}, --slots is {slots}: measure further, or "
+                f"{self.source} ends at a concurrency of {self.concurrency[-1]}, but --slots is {slots}: measure more, or "
                 f"give --slots {self.concurrency[-1]}"
             )
         seconds = np.interp(np.arange(slots + 1), self.concurrency, self.seconds_per_token)
@@ -111,7 +111,8 @@ class Pace:
 
         s(x) = x · (seconds_N[c] + per_held · (K + c · x / 2))
 
-    seconds, because each step adds c tokens of context. Tokens are treated as continuous; this is an error of half a token.
+    seconds, because each step adds c tokens of context. Tokens are treated as continuous; the error in the
+    context is half a token per rollout.
 
     Attributes:
         seconds_N: seconds per token for 0 to `slots` rollouts, without context.
@@ -174,8 +175,8 @@ class Costs:
             of an order that start together on a replica, and again for the context of a preempted rollout.
         logprob: GPU-seconds per token for the forward pass that computes log-probabilities. Prompt tokens count too.
         train: GPU-seconds per trained token for the forward and backward pass. Prompt tokens count too.
-        abort: seconds from the decision to stop a rollout until its slot is free. It keeps decoding in this time.
-        weight_sync: seconds that it takes to send new weights to the replicas. They do not decode in this time.
+        abort: seconds from the decision to stop a rollout until its slot is free. The rollout keeps decoding in this time.
+        weight_sync: seconds that it takes to send new weights. The replicas do not decode in this time.
         train_row: additional GPU-seconds per trained row.
         update: seconds that an optimizer step takes on any number of GPUs.
 

@@ -112,7 +112,7 @@ class Simulation:
             raise RuntimeError(f"nothing runs and the allocator orders nothing: {self.allocator.accounts()}")
 
     def _asynchronously(self) -> None:
-        """Ask once with the free slots, then process the next event."""
+        """Ask the allocator once for as many rollouts as slots are free, then process the next event."""
         actions = self.allocator.ask(capacity=max(0, self.fleet.free - len(self.queued)))
         self._take(actions)
         self._fill()  # also start rollouts for which there was no memory earlier

@@ -12,8 +12,8 @@ from rollalloc.lab.waste.groups import NO_STEP, Groups, Log
 from rollalloc.lab.waste.shares import Shares, drift, shares_of
 
 ALONE = (
-    "{:,} rollouts are alone in their group and are not counted: GRPO has nothing to compare them with, and a method that "
-    "compares each with a prediction or a running mean learns from them"
+    "{:,} rollouts are alone in their group and are not counted: GRPO has nothing to compare them with, but a method that "
+    "compares each rollout with a prediction or a running mean learns from them"
 )
 _GRADES = 2  # rewards with more than this number of values are graded
 
@@ -102,7 +102,7 @@ def chosen(log: Log, from_step: int | None) -> tuple[Groups | None, int]:
         return log.groups, stepless
     groups = log.groups.take(log.groups.step_V >= from_step)
     if not len(groups):
-        raise ValueError(f"--from-step {from_step}: no group was logged at or after it; leave it out or lower it")
+        raise ValueError(f"--from-step {from_step}: no group was logged at or after this step; give an earlier step")
     return groups, stepless
 
 
@@ -113,7 +113,9 @@ def check_asked(*, threshold: float | None, from_step: int | None) -> None:
         ValueError: an argument is out of its range.
     """
     if threshold is not None and not math.isfinite(threshold):
-        raise ValueError(f"--threshold: expected a finite number, got {threshold}; rewards of at least it are right")
+        raise ValueError(
+            f"--threshold: expected a finite number, the lowest reward of a right rollout, got {threshold}"
+        )
     if from_step is not None and from_step < 0:
         raise ValueError(f"--from-step: expected a whole number of at least 0, got {from_step}")
 
@@ -168,5 +170,5 @@ def drifted(groups: Groups) -> str:
         return ""
     return (
         f"the waste changed from {early.value:.1%} in the first third of the steps to {late.value:.1%} in the last third; "
-        "the last third is closer to what comes next, and --from-step selects it"
+        "the last third is closer to the next steps, and --from-step selects it"
     )

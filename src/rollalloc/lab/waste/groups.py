@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from rollalloc.lab.waste.texts import NOTHING, WIDTH, answer_hash, features_of
 
 NO_STEP = -(1 << 62)  # stands for a step that was not logged
-NOT_SAID = -1  # stands for a value of another column that was not logged
+NOT_SAID = -1  # stands for a number of tokens, characters or truncated rollouts that was not logged
 SAME = 1e-9  # rewards are equal if they differ by at most this number
 _OF_VISITS = ("prompt_V", "step_V", "begin_V", "first_V", "truncated_V")
 _OF_ROLLOUTS = ("rewards_R", "tokens_R", "characters_R", "answer_R")

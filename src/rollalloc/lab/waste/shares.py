@@ -106,7 +106,7 @@ def shares_of(groups: Groups) -> Shares:
 
 
 def _cause(groups: Groups) -> NDArray[np.int64]:
-    """The cause of each visit's scored rollouts, as an index into `CAUSES`. If several causes apply, it is the first."""
+    """The cause of each visit's scored rollouts, as an index into `CAUSES`: the first cause that applies."""
     lowest, highest = _range(groups)
     all_truncated_V = (groups.truncated_V >= groups.scored_V) & (groups.scored_V > 0)
     holds = {
@@ -120,7 +120,7 @@ def _cause(groups: Groups) -> NDArray[np.int64]:
 
 
 def _range(groups: Groups) -> tuple[float, float]:
-    """The lowest and highest reward of a log. If all rewards are equal, they are right if they are above 0."""
+    """The lowest and highest reward of a log. If all rewards are equal, those above 0 count as right, others as wrong."""
     if not groups.scored_V.any():
         return 0.0, 1.0
     low, high = float(np.nanmin(groups.low_V)), float(np.nanmax(groups.high_V))

@@ -60,7 +60,7 @@ class GymConfig:
 
 @dataclass(frozen=True)
 class Misled(GymConfig):
-    """Lists to be filtered. The warm-up shows one kind of mistake: an answer with the items that should be left out.
+    """A task of filtering lists. The warm-up shows one kind of mistake: an answer with the items that should be left out.
 
     Each condition has its own rate of mistakes, uniform in [0, most]. With a rate above 1/2, the initial greedy answer is
     wrong. So to exceed the initial greedy accuracy, a method must learn from right answers that are only found by sampling.
@@ -134,7 +134,7 @@ LADDER = {
 
 
 def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> float:
-    """1.0 for the right answer, otherwise 0.0. If the completion has `<answer>` tags, the text in the last ones counts."""
+    """1.0 for the right answer, otherwise 0.0. Of a completion with `<answer>` tags, the text in the last pair counts."""
     tagged = _ANSWER.findall(solution_str)
     return float((tagged[-1] if tagged else solution_str).strip() == ground_truth.strip())
 

@@ -160,7 +160,8 @@ class Mixture:
     """Sizes and seed of the mixture. The defaults define the task; other values are for tests.
 
     Attributes:
-        facts: parameters a, b of a Beta distribution. From it, each fact gets the rate at which the warm-up shows it right.
+        facts: parameters a, b of a Beta distribution, from which the rate of each fact is drawn. In the warm-up, the fact is
+            right at this rate.
         procedures: the same parameters for the conditions of a procedure.
         seed: seed of all draws.
     """
@@ -252,7 +253,7 @@ def prepare(
     folder is created.
 
     Args:
-        device: where a pretrained model is warmed up and its runs train; None: a GPU if there is one.
+        device: device of a pretrained model's warm-up, and of all runs; None: a GPU if there is one.
 
     Raises:
         FileNotFoundError: the model is missing. The message names the command that creates it.

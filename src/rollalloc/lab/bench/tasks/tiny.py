@@ -144,8 +144,8 @@ def save_warm_model(
 ) -> None:
     """Train a tiny model on drawn examples and save it with its tokenizer.
 
-    The same arguments give the same weights, because the warm-up has its own seed and one thread keeps the order of
-    sums.
+    The same arguments give the same weights, because the warm-up has its own seed, and one thread always adds in the same
+    order.
 
     Args:
         draw: called with a number of examples; returns prompts and answers as text, without EOS.

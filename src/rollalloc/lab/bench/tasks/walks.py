@@ -109,8 +109,9 @@ class Walks:
         self.words = spell("c", np.arange(self.cells)).split()
 
     def _moves(self, heading_C: NDArray[np.float64], weight_CC: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Probability of each move, by goal and cell. At the goal's rate, the move is towards the goal. Otherwise it is to a
-        neighbour, drawn by weight.
+        """Probability of each move, by goal and cell.
+
+        With the goal's probability in `heading_C`, the move is towards the goal. Otherwise, a neighbour is drawn by weight.
         """
         anywhere_CC = weight_CC / weight_CC.sum(axis=1, keepdims=True)
         nearer_GCC = self.open_CC & (self.steps_CC[:, None, :] < self.steps_CC[:, :, None])

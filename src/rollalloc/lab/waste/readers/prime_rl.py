@@ -115,7 +115,7 @@ def _read_traces(files: Files, log: Log, traces: _Traces) -> None:
     if effective:
         log.complete = False
         log.notes.append("these are prime-rl's effective traces, without the groups that were filtered out, so the true "
-                         "waste may be higher; the folder all beside them has all groups")  # fmt: skip
+                         "waste may be higher; the folder `all` beside them has every group")  # fmt: skip
 
 
 def _add(record: Fields, trace: Any, where: str, step: int | None, traces: _Traces) -> str | None:

@@ -95,7 +95,7 @@ class Format:
 
 
 def by_suffix(files: Sequence[Path], suffix: str) -> list[Path]:
-    """The files with this suffix. JSON lines may be packed."""
+    """The files with this suffix. Files of JSON lines may be compressed."""
     suffixes = (suffix, *(f".jsonl{packed}" for packed in PACKED)) if suffix == ".jsonl" else suffix
     return [file for file in files if file.name.endswith(suffixes)]
 

@@ -65,7 +65,7 @@ class _Reward(NamedTuple):
 
     @classmethod
     def of(cls, columns: tuple[str, ...], options: Options) -> _Reward:
-        """The reward for some columns. The user's weights belong to the first columns; other columns get the weight 0.
+        """A reward from these columns. The user's weights belong to the first columns; other columns get the weight 0.
 
         Raises:
             ValueError: the number of weights does not fit.
@@ -132,8 +132,8 @@ def _read(files: Files, log: Log, options: Options) -> None:
     if read.evaluations and not len(log.groups):
         raise ValueError(
             f"{shown(files.paths[0].parent)}: expected rollouts of training, but all {read.evaluations:,} rows are of steps "
-            f"with an evaluation ({_STATE}). An evaluation overwrites the training rows of its step: log at other steps "
-            "than you evaluate, or count these rows with --rows all"
+            f"with an evaluation ({_STATE}). An evaluation overwrites the training rows of its step: log at steps "
+            "without an evaluation, or count these rows with --rows all"
         )
     if len(log.groups):
         unknown = not options.all_rows and any(steps_in(file.parent) is None for file in files.paths)
@@ -328,7 +328,9 @@ def _notes(read: _Read, options: Options, unknown: bool) -> list[str]:
         )
     elif unknown:
         notes.append(f"no {_STATE} beside the log: rows of evaluations, if there are any, count as training")
-    notes.append("TRL logs the last generation batch before each log; with logging_steps above 1, others are missing")
+    notes.append(
+        "TRL logs only the last generation batch before each log: with logging_steps above 1, other batches are missing"
+    )
     if read.messages:
         notes.append("completions are lists of messages: lengths and answers are those of the assistant's text")
     if read.repeated:

@@ -64,7 +64,7 @@ def _read(files: Files, log: Log, options: Options) -> None:
     log.complete = False
     if validation and not len(log.groups):
         raise ValueError(
-            f"{shown(files.paths[0].parent)}: expected rollouts of training, all {validation:,} rows are of validation "
+            f"{shown(files.paths[0].parent)}: expected rollouts of training, but all {validation:,} rows are of validation "
             "(they have the field reward, equal to score); give the folder of trainer.rollout_data_dir, or count them with "
             "--rows all"
         )
