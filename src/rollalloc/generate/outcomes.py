@@ -213,11 +213,19 @@ class RolloutLog:
         return self._path is not None
 
     def add(
-        self, result: RolloutResult, order: Order, key: str, text: str, versions: Sequence[tuple[int, int]] = ()
+        self,
+        result: RolloutResult,
+        order: Order,
+        key: str,
+        text: str,
+        versions: Sequence[tuple[int, int]] = (),
+        *,
+        tokens_known: bool = True,
     ) -> None:
         """Add a rollout of the prompt with this key. Call `flush` to write it.
 
-        `versions` has the (version, tokens) spans of a rollout during which the weights changed.
+        `versions` has the (version, tokens) spans of a rollout during which the weights changed. If `tokens_known` is False,
+        the number of tokens is logged as null.
         """
         outcome = result.outcome
         scored, reason = (outcome, None) if isinstance(outcome, Scored) else (None, outcome.reason)
@@ -231,7 +239,7 @@ class RolloutLog:
             **({"versions": versions} if len(versions) > 1 else {}),
             "reward": scored and scored.reward,
             "metric": scored and scored.metric,
-            "tokens": result.tokens,
+            "tokens": result.tokens if tokens_known else None,
             "truncated": result.truncated,
             "unscored": reason,
             "text": text,

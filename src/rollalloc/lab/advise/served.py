@@ -24,7 +24,7 @@ from rollalloc.data.encoding import template_arguments
 from rollalloc.data.prompts import PromptSet, load_prompts
 from rollalloc.files.atomic import append_text
 from rollalloc.files.names import ANSWERS, ROLLOUTS
-from rollalloc.generate.outcomes import Outcomes, RolloutLog
+from rollalloc.generate.outcomes import Outcomes, RolloutLog, RolloutResult
 from rollalloc.generate.sampling import Sampling
 from rollalloc.generate.served import Answer, Ask, Endpoint, ServedModel, ServerFailed
 from rollalloc.lab.advise.profile_folder import ProfileFolder
@@ -144,10 +144,11 @@ class _Waves:
         scored = dict(zip(whole, self.scorer.submit(samples).result(), strict=True))
         outcomes = [scored.get(rollout) or Unscored(answer.failure) for rollout, answer in answer_of.items()]
         for (rollout, answer), outcome in zip(answer_of.items(), outcomes, strict=True):
-            order, tokens, truncated = order_of[rollout], answer.tokens, answer.truncated
-            self.outcomes.add(outcome, truncated=truncated, tokens=tokens or 0)
+            order, tokens, truncated = order_of[rollout], answer.tokens or 0, answer.truncated
+            self.outcomes.add(outcome, truncated=truncated, tokens=tokens)
+            result = RolloutResult(rollout=rollout, outcome=outcome, tokens=tokens, version=0, truncated=truncated)
             key = self._given.keys[order.prompt]
-            self._log.add(rollout, order, key, 0, outcome, tokens=tokens, truncated=truncated, text=answer.text)
+            self._log.add(result, order, key, answer.text, tokens_known=answer.tokens is not None)
         self._log.flush()
         return outcomes
 
