@@ -109,7 +109,7 @@ class Allocator:
         Raises:
             EventError: an event names a rollout that is unknown or already over, contains an impossible number, or has a
                 version out of order. Only the events before the wrong event were processed.
-            MetricError: a metric is outside [0, 1] and a rule of the recipe reads it as a success rate.
+            MetricError: a metric is outside [0, 1], and a rule of the recipe reads metrics as success rates.
         """
         run, on_done = self._run, lifecycle.on_done
         for number, event in enumerate(events):
@@ -259,8 +259,8 @@ class Allocator:
     def scoreless(self) -> bool:
         """Whether the run ended because scores were missing.
 
-        True if more than half of the rollouts failed and a second condition holds: either no rollout has a score, or the
-        run ended because many prompts in a row gave no score.
+        True if more than half of the rollouts failed, and one of two conditions holds: no rollout has a score; or the run
+        ended because many prompts in a row gave no score.
         """
         why, accounts = self._run.finished, self.accounts()
         if why is None or 2 * accounts["failed"] <= self.paid:
@@ -282,8 +282,8 @@ class Allocator:
         Args:
             state: the result of `state_dict`, directly or after a round trip through JSON.
             accept_recipe: continue under this allocator's recipe even if another recipe saved the state.
-            remap: for a data set that has changed. "keys" finds each prompt by its key. An array of shape (N,) contains,
-                for each prompt, its index in the saved data set, or -1 if it is new. Groups in flight are dropped if their
+            remap: for a data set that has changed. "keys" finds each prompt by its key. An array of shape (N,) gives the
+                index of each prompt in the saved data set, -1 for a new prompt. Groups in flight are dropped if their
                 prompts are not in the new data set.
 
         Raises:

@@ -135,7 +135,7 @@ def _rows(group: Group, choice: _Choice) -> list[Row]:
     trained = [done[at] for at in choice.chosen]
     rollouts, versions = map(_rollout, trained), map(_version, trained)
     advantages: list[float] = choice.advantages.tolist()
-    # There may be thousands of rows: a Python loop would cost more than the rest of making a batch.
+    # There may be thousands of rows. A Python loop over them would take longer than the rest of `make_batch`.
     return list(map(Row, rollouts, repeat(group.prompt), repeat(group.id), advantages, choice.weights, versions))
 
 

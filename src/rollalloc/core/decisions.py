@@ -1,4 +1,4 @@
-"""Decide which groups go on, which prompts are drawn, how many rollouts each gets, and what is ordered now."""
+"""Decide which groups go on, which prompts are drawn, how many rollouts each gets, and which rollouts are ordered now."""
 
 from __future__ import annotations
 

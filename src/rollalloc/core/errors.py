@@ -8,7 +8,7 @@ class EventError(ValueError):
 
 
 class MetricError(EventError):
-    """A metric is outside [0, 1], and a rule of the recipe reads it as a success rate."""
+    """A metric is outside [0, 1], and a rule of the recipe reads metrics as success rates."""
 
 
 class RuleError(ValueError):

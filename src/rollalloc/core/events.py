@@ -5,7 +5,7 @@ picks the prompts). It *asks* the core for `Actions`. Messages contain only ids 
 log-probabilities are the payload of a rollout: the driver keeps them until the core lists that rollout in
 `Actions.release`.
 
-Events are frozen dataclasses. Orders and rows are created by the thousand, so they are named tuples, which are cheaper.
+Events are frozen dataclasses. Orders and rows are named tuples: thousands are created, and named tuples are cheaper.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Done:
             `Updated`.
         last_version: version of the weights that sampled its last token. None means the same as `version`.
         truncated: True if generation stopped at the length limit.
-        uncertainty: Σ (1 - π)² over its tokens, 0 or more, where π is the probability with which each token was sampled.
-            It is roughly proportional to the squared norm of the rollout's ∇ log π. None if unknown.
+        uncertainty: Σ (1 - π)² over its tokens; 0 or more. π is the probability with which a token was sampled. The sum is
+            roughly proportional to the squared norm of the rollout's ∇ log π. None if unknown.
     """
 
     rollout: int

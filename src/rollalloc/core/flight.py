@@ -19,8 +19,8 @@ class Flight:
         waiting_S: groups that passed stage s and wait, by id. The last entry has the groups that are ready for a
             batch.
         running_S: number of groups in stage s.
-        owing_S: a queue of the groups that have rollouts of stage s to order, in the order in which they entered the
-            stage. A group without such rollouts is removed when it reaches the front.
+        owing_S: groups with rollouts of stage s that are decided but not ordered yet, as a queue in the order in which the
+            groups entered the stage. A group without such rollouts is removed when it reaches the front.
         touched: groups that changed since the stop rule was last asked about them.
     """
 

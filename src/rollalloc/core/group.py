@@ -26,8 +26,8 @@ class Drawn(NamedTuple):
         prompt: index of the prompt.
         predicted: expected success rate (the expected mean metric), in [0, 1]. None: no expectation.
         baseline: expected reward, finite. None: no expectation.
-        sampling_ratio: K · q, where K is the number of candidates and q the probability that this prompt was drawn first.
-            It is above 0, and it is 1 if all candidates were equally likely. None: unknown.
+        sampling_ratio: K · q, above 0. K is the number of candidates, and q is the probability that this prompt was drawn
+            first. The ratio is 1 if all candidates were equally likely. None: unknown.
     """
 
     prompt: int
@@ -94,7 +94,7 @@ class Group:
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens of each rollout that ended. For a stopped rollout this is a lower bound of its full length."""
+        """Tokens of each rollout that ended. For a stopped rollout, the number is a lower bound of its full length."""
         return [*map(_tokens, self.done), *self.stopped]
 
     def add(self, done: Done) -> None:
@@ -171,13 +171,14 @@ class GroupView:
         unfinished: number of rollouts still to come.
         scored: number of rollouts in the arrays.
         cancelled: number of rollouts of this group that a stop rule stopped, including rollouts that were not ordered.
-        lengths: tokens of each rollout that ended, in no particular order. For a stopped rollout this is a lower bound of
-            its full length.
+        lengths: tokens of each rollout that ended, in no particular order. For a stopped rollout, the number is a lower
+            bound of its full length.
         kept: maps a rollout's id to the probability with which a stop rule kept it; empty if no rule chose at random.
         size: number of rollouts decided for the group so far, in all stages, including failed and stopped rollouts.
         predicted: success rate that the prompt rule predicted when it drew the prompt; None without a prediction.
         baseline: reward that the prompt rule expected when it drew the prompt; None without an expectation.
-        sampling_ratio: the probability of the draw, divided by that of a uniform draw (see `Drawn`); None if unknown.
+        sampling_ratio: the probability of the draw, divided by the probability of a uniform draw (see `Drawn`); None if
+            unknown.
         record: the prompt's record in the statistics, from its earlier visits.
         rollouts_G: rollout ids, shape (G,), ascending.
         rewards_G: the rewards, for training, shape (G,).
@@ -249,7 +250,7 @@ class GroupView:
             group: id of the group.
             predicted: success rate that the prompt rule predicted.
             baseline: reward that the prompt rule expected.
-            sampling_ratio: the probability of the draw, divided by that of a uniform draw.
+            sampling_ratio: the probability of the draw, divided by the probability of a uniform draw.
             visits: metrics of each earlier visit of the prompt.
         """
         count = len(metrics)
@@ -275,7 +276,7 @@ class GroupView:
 
     @property
     def scored(self) -> int:
-        """Number of scored rollouts; does not build the arrays."""
+        """Number of scored rollouts. Reading it does not build the arrays."""
         return len(self._group.done)
 
     @property

@@ -152,7 +152,7 @@ def is_rate(value: float) -> bool:
 
 
 def naturals(values: Any, where: str) -> list[int]:
-    """Return a saved list of counts or ids; raise a ValueError if it is not a list of whole numbers of 0 or more."""
+    """Return a saved list of counts or ids. Raise a ValueError if it is not a list of whole numbers of 0 or more."""
     if not isinstance(values, list):
         raise ValueError(f"{where}: expected a list, got {type(values).__name__}; the state is corrupt")
     return [natural(value, where) for value in cast("list[Any]", values)]
@@ -182,7 +182,7 @@ def unpack_tree(value: Any) -> Any:
 
 
 def exact_keys(state: Mapping[str, Any], expected: Iterable[str], where: str) -> None:
-    """Raise a ValueError that names the missing and the unknown keys, if the mapping does not have exactly these keys."""
+    """Raise a ValueError that names the missing and the unknown keys, unless the mapping has exactly these keys."""
     if not isinstance(state, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(f"{where}: expected a dictionary, got {type(state).__name__}; not a state of this version")
     missing, unknown = set(expected) - set(state), set(state) - set(expected)

@@ -47,7 +47,7 @@ class PromptPool:
         self.epoch = 0
         self.due_N: NDArray[np.int32] = np.zeros(prompts, np.int32)
         self.free_N: NDArray[np.bool_] = np.ones(prompts, np.bool_)
-        # True for evicted prompts: they had to wait for more than one epoch, and have not been drawn since
+        # True for evicted prompts, until they are drawn again. Their last visit made them wait for more than one epoch.
         self.evicted_N: NDArray[np.bool_] = np.zeros(prompts, np.bool_)
         self.away = 0  # prompts in flight, prompts that wait for a version, and prompts that may never be drawn again
         self.barred = 0  # prompts that may never be drawn again

@@ -46,7 +46,7 @@ class Verdict:
         act: NEXT, TRAIN or DROP.
         reason: for DROP: a known cause, such as "zero_variance" or "out_of_band". A detail may follow after a slash:
             "out_of_band/solved". `Allocator.accounts` counts the rollouts by cause. The prompt's `fate` in the statistics
-            is the cause with the detail. For the other acts: any text.
+            is the cause with the detail. For NEXT and TRAIN: any text.
         until: when the prompt may be drawn again: `NOW`, `NEXT_EPOCH`, `NEVER`, `Epochs(k)` (counted from the epoch in
             which the prompt was drawn), or an int, the first version of the weights under which it may be drawn.
 
@@ -114,7 +114,7 @@ class View(NamedTuple):
 
         Args:
             table: the data set, or its number of prompts.
-            known: any of the attributes; the others get the values of a new run.
+            known: values of attributes, by name. Attributes without a value get the values of a new run.
         """
         table = PromptTable.of(table)
         given: dict[str, Any] = {
@@ -131,7 +131,7 @@ class View(NamedTuple):
 
 
 def rows_of(view: View) -> int:
-    """Return how many rows of a group the recipe trains on. For rules whose traits set `reads_rows`.
+    """Return the maximum number of rows per group, for a rule whose trait `reads_rows` is True.
 
     Raises:
         ValueError: the view does not contain the number. This happens only for a view made by hand.
@@ -198,7 +198,7 @@ class IntakeTraits(Traits):
 
     Attributes:
         looks_ahead: the rule also opens groups for the batch after the current one, if the recipe allows staleness.
-        until_stale: the rule opens groups even if enough groups wait. Only `max_staleness` limits how many wait.
+        until_stale: the rule opens groups even if enough groups wait. Only `max_staleness` limits the number that wait.
     """
 
     looks_ahead: bool = False

@@ -238,7 +238,7 @@ def _load_drawn(saved: Sequence[Any], here: _Renumbering) -> Drawn:
 
 
 def _load_group(run: Run, saved: dict[str, Any], here: _Renumbering, stages: int, *, trailing: bool) -> Group:
-    """Load a group that is in flight or, if `trailing`, a group that is over but has cancelled rollouts in flight."""
+    """Load a group in flight. A `trailing` group is over, but has cancelled rollouts in flight."""
     exact_keys(saved, Group(0, Drawn(GONE), 0, run.statistics).state_dict(), "group")
     group = Group.of_state(saved, _load_drawn(saved["drawn"], here), run.statistics)
     _check_group(run, group, stages, OVER if trailing else _IN_FLIGHT)

@@ -82,7 +82,7 @@ class PromptTable:
                 raise ValueError(f"features {name!r} must have shape ({len(self)}, D), D ≥ 1, got {features_ND.shape}")
             if not np.isfinite(features_ND).all():
                 row = int(np.flatnonzero(~np.isfinite(features_ND).all(axis=1))[0])
-                raise ValueError(f"features {name!r} must be finite in float32, but those of prompt {row} are not")
+                raise ValueError(f"features {name!r} must be finite in float32, but prompt {row} has other values")
             features_ND.flags.writeable = False  # rules can see the array, and its digest is computed only once
             checked[name] = features_ND
         return checked
@@ -123,8 +123,8 @@ class PromptTable:
             Shape (N,), with -1 for a new prompt; None if the data sets are the same.
 
         Raises:
-            ValueError: the data sets differ and there is no remap, or "keys" is given but there are no keys, or the
-                array is not a valid mapping.
+            ValueError: the data sets differ and `remap` is None; `remap` is "keys" and a data set has no keys; or the array
+                is not a valid mapping.
         """
         saved_N = unpack(saved["keys"])
         if remap is None:

@@ -42,8 +42,8 @@ def are_alone(shares: Mapping[str, float]) -> bool:
 def silent(shares: Mapping[str, float]) -> tuple[float, Limits]:
     """The share of rollouts without a learning signal, and the thresholds for warnings about this share.
 
-    Rollouts in groups with equal rewards give no signal. If most rollouts are alone (`are_alone`), the share is that of
-    the more frequent outcome, right or wrong.
+    Rollouts in groups with equal rewards give no signal. If most rollouts are alone (`are_alone`), the function returns
+    the share of the more frequent of two outcomes, right and wrong.
     """
     if are_alone(shares):
         return max(shares.get("right", 0), shares.get("wrong", 0)), _OF_ALONE

@@ -38,7 +38,7 @@ from rollalloc.models.likelihood import (
 
 log = logging.getLogger(__name__)
 
-# Dropping finished rows copies the cache, so it is done only when they make up this share of the batch.
+# Finished rows are dropped only when they make up this share of the batch, because dropping rows copies the cache.
 FINISHED_SHARE_TO_DROP = 0.1
 _AHEAD = 32  # random draws are computed and sent to the device for this many tokens at a time
 
@@ -68,8 +68,8 @@ class Generation:
     Attributes:
         rollout: its id.
         tokens: generated token ids, including EOS if it was sampled.
-        logprobs: float32 log-probability of each token under the distribution from which it was drawn, that is, after
-            the temperature was applied.
+        logprobs: log-probability of each token under the distribution from which it was drawn, with the temperature
+            applied; float32.
         truncated: True if the rollout reached the length limit before a token that ends a rollout.
         cancelled: True if it was stopped before it ended. `tokens` has the tokens until then, and may be empty.
         spans: pairs (version, number of tokens), in order: the versions of the weights that sampled its tokens. Empty if
@@ -142,7 +142,7 @@ def stream(
     the unfinished rollouts start again in waves of half the size, with the same random draws.
 
     The same requests in the same waves give exactly the same tokens. In a different batch, the random draws of a rollout
-    stay the same, but matrix products may round differently; in rare cases this changes a token.
+    stay the same, but matrix products may round differently. In rare cases, the rounding changes a token.
 
     Args:
         eos_ids: tokens that end a rollout, in addition to `sampling.stop_ids`; each in the vocabulary.
@@ -234,7 +234,7 @@ def _mix(x_B: NDArray[np.uint64]) -> NDArray[np.uint64]:
 def next_tokens(
     logits_BV: Tensor, uniforms_B: Tensor, sampling: Sampling
 ) -> tuple[Tensor, NDArray[np.int64], NDArray[np.float64]]:
-    """Return each row's next token twice, on the logits' device and on the host; and its log-probability, on the host.
+    """Return each row's next token on the logits' device, the same token on the host, and its log-probability (host).
 
     Copying one tensor to the host is the only synchronisation of a decoding step.
 

@@ -80,8 +80,8 @@ class Endpoint:
         url: the API's base address, e.g. http://localhost:8000/v1.
         concurrency: maximum number of open requests, at least 1.
         limit_s: time limit of a request in seconds, above 0.
-        retries: maximum number of times that a request is repeated, with growing pauses, after a lost connection, a
-            time-out or one of the status codes 408, 409, 429 and 5xx.
+        retries: maximum number of repetitions of a request. A request is repeated, with growing pauses, after a lost
+            connection, after a time-out, and after one of the status codes 408, 409, 429 and 5xx.
 
     Raises:
         ValueError: a value is out of its range, or the address is not valid.
@@ -119,8 +119,8 @@ class Answer:
         tokens: number of tokens of the completion, as the server counts them; None if the server does not report it.
         prompt_tokens: number of tokens of the prompt, as the server counts them; None if the server does not report it.
         truncated: whether the length limit cut the completion off.
-        failure: why the answer cannot be used as a rollout, for example because the server refused the prompt, or stopped
-            the answer for another reason than its length. Empty if the answer can be used.
+        failure: why the answer cannot be used as a rollout; empty if it can be used. For example, the server refused the
+            prompt, or stopped the answer for another reason than its length.
     """
 
     text: str

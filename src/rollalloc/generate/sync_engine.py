@@ -17,8 +17,9 @@ class SyncEngine(LocalEngine):
     """Generates and scores in waves. A wave contains all rollouts that were submitted before a `poll`.
 
     Rollouts are scored while others are still generated. `poll` returns a wave in the order in which it was submitted, so
-    that the allocator's events do not depend on the time that scoring takes. But if a wave has rollouts of a stage in
-    `stopping`, `poll` returns rollouts after the decoding step in which they end, so that others can be cancelled.
+    that the allocator's events do not depend on the time that scoring takes. A wave with rollouts of a stage in
+    `stopping` is an exception: `poll` returns each rollout after the decoding step in which it ends, so that other
+    rollouts can be cancelled.
 
     Args:
         shared: the arguments of `LocalEngine`.

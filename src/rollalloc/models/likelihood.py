@@ -240,8 +240,8 @@ def sent(array: NDArray[Any], device: torch.device | str) -> Tensor:
 def ready_mask(model: PreTrainedModel, mask_BS: Tensor, queries: int, appends: bool | None = None) -> Tensor:
     """Expand a mask of keys to a mask for attention, shape (B, 1, queries, S).
 
-    Models do the same, but first test whether the whole mask is True, and for this test the host waits for the GPU.
-    `mask_BS` is returned unchanged if the model might expand it in another way.
+    Models expand a mask themselves, but first test whether it is True everywhere. For this test, the host waits for the
+    GPU. `mask_BS` is returned unchanged if the model might expand it in another way.
 
     Args:
         model: the model.

@@ -33,7 +33,7 @@ class Predictor:
     The experts e are:
 
     - For each block of features and each ridge λ, a logistic regression with a Laplace posterior. It predicts p_e = σ(κ(μ
-      + δ)), κ = 1/√(1 + πv/8), where μ and v are the mean and the variance of the logit. δ is the drift of all logits
+      + δ)) with κ = 1/√(1 + πv/8). μ and v are the mean and the variance of the logit, and δ is the drift of all logits
       since the last fit. Events are weighted by 2^(−age/half_life).
     - The running mean c of all metrics.
     - The prompt's own record: p = (h + aB) / (n + a), for h successes in n rollouts. h and n decay by
@@ -212,10 +212,11 @@ class Predictor:
         """Return measures of the predictions between the last two fits, and the current weights of the experts.
 
         Returns:
-            rollouts: number of rollouts predicted between these fits; auc, calibration_error and log_loss (nats per
-                rollout) of the predictions; constant_log_loss: log_loss of the running mean, for comparison; drift:
-                rise of all logits between the fits; drift_offset: δ now; weight/…: weight of each expert. Undefined
-                numbers are left out.
+            rollouts: number of rollouts predicted between these fits.
+            auc, calibration_error, log_loss: measures of the predictions; log_loss in nats per rollout.
+            constant_log_loss: log_loss of the running mean, for comparison.
+            drift: rise of all logits between the fits. drift_offset: δ now.
+            weight/…: weight of each expert. Undefined numbers are left out.
         """
         weight_E = self._weights(memory)
         names = [f"{name}/{penalty:g}" for name in memory["blocks"] for penalty in self.ridges] + ["mean", "record"]

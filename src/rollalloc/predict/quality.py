@@ -40,7 +40,7 @@ def auc(said_K: Floats, hits_K: Floats, count_K: Floats) -> float | None:
 def calibration_error(said_K: Floats, hits_K: Floats, count_K: Floats, bins: int = 10) -> float:
     """Σ share · |mean prediction − mean metric| over bins; 0 or more. Events sorted by prediction fill the bins equally.
 
-    Even perfect predictions have an error of about √(2 p(1 − p) bins / (π rollouts)) by chance. This is 0.05 for 640
+    Even perfect predictions have an error of about √(2 p(1 − p) bins / (π rollouts)) by chance, for example 0.05 for 640
     rollouts at p = 1/2 in 10 bins.
     """
     error = 0.0

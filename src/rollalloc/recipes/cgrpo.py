@@ -4,9 +4,8 @@ For runs in which hard prompts need many rollouts and easy prompts need few. Sou
 https://openreview.net/forum?id=TrdqzzvFCs, and the package trl-cgrpo 0.2.0.
 
 How this differs from the package: only the score "first_success" is supported. The bound is calibrated on the last 200
-training visits, so no rollouts of held-out prompts are needed. But those visits were of other prompts and under older
-weights, so they are not exchangeable with the next visit, and the coverage of conformal prediction is not guaranteed.
-See PAPERS.md.
+training visits, so no rollouts of held-out prompts are needed. Those visits had other prompts and older weights. They are
+not exchangeable with the next visit, so the coverage of conformal prediction is not guaranteed. See PAPERS.md.
 """
 
 from __future__ import annotations

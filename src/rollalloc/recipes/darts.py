@@ -6,11 +6,11 @@ How this differs from the paper and its released code:
 
 - The longest rollouts are the rollouts with the most tokens. In the released code, they are the rollouts that finish
   last.
-- With L ≥ 1, the paper stops running rollouts although any of them might become one of the longest. Here, `tail` says
-  what to do: let all rollouts end ("exact"), train on a weighted random sample of the late rollouts ("sampled"), or
+- With L ≥ 1, the paper stops running rollouts although any of them might become one of the longest. Here, `tail` has
+  three choices: let all rollouts end ("exact"), train on a weighted random sample of the late rollouts ("sampled"), or
   train only on the shortest rollouts ("none").
 - Truncated rollouts become rows only if there are too few other rollouts.
-- These parts of the released code are off by default: `least`, `normalise`, `longest_by="size"` and
+- Parts of the released code are off by default, but can be set: `least`, `normalise`, `longest_by="size"` and
   `lengths_of="trained"`.
 
 PAPERS.md has the full list.
@@ -52,7 +52,9 @@ from rollalloc.rules.rows import Chosen
 
 Curve = tuple[tuple[int, float], ...]  # points (number of rollouts decoded at once, seconds per token of one rollout)
 _NEWEST = 0.3  # weight of the newest visit in the running mean and deviation of a prompt's lengths
-MOST_FACTOR = 1024  # largest ratio of rollouts to rows; computing the sizes of groups then takes only seconds
+MOST_FACTOR = (
+    1024  # largest ratio of rollouts to rows; up to this ratio, the sizes of groups are computed within seconds
+)
 
 
 @sized
@@ -85,10 +87,10 @@ def darts(
         longest: L, 0 or more. K + L rollouts of each group are trained on.
         max_redundancy: the largest ratio of generated to trained rollouts of a prompt, in [1, 1024]. The average ratio is
             half way between 1 and this number.
-        tail: what to do with the rollouts that are still running when K have ended. "exact" lets all of them end.
-            "sampled" keeps L random rollouts instead of the longest, and stops the others; each kept rollout is weighted
-            by the inverse of its probability of being kept. "none" trains on the K + L shortest rollouts and stops the
-            others; the model then learns only from short answers, so use "none" only for prompts that are nearly solved.
+        tail: what happens to the rollouts that still run when K have ended. "exact" lets all of them end. "sampled"
+            keeps L of them at random, instead of the longest, and stops the others. Each kept rollout is weighted by the
+            inverse of its probability of being kept. "none" trains on the K + L shortest rollouts and stops the others.
+            The model then learns only from short answers, so use "none" only for prompts that are nearly solved.
         deviation: the kind of standard deviation, see `grpo`.
         latency: decoding speed, as points (rollouts decoded at once, seconds per token): (1, 0.002), (64, 0.004), ...
             Seconds must not decrease. The total number of rollouts is then chosen for the shortest generation time, see
@@ -326,13 +328,13 @@ class Priced(_ByLengths):
         T = Σ_j (e_(j) - e_(j-1)) · t(R - j + 1)
 
     The batch's R rollouts end after e_(1) ≤ … ≤ e_(R) tokens. t(c) is the number of seconds per token while c rollouts
-    are decoded. t is linear between the points of `latency`, and proportional to c beyond the last point, where rollouts
-    wait for a slot.
+    are decoded. t is linear between the points of `latency`. Beyond the last point, rollouts wait for a slot, and t is
+    proportional to c.
 
     Lengths are predicted from each prompt's record. The M_i rollouts of group i are assumed to have the lengths μ_i +
-    σ_i z_m, where z_m is the normal quantile of (m - 3/8) / (M_i + 1/4), and μ_i and σ_i are the running mean and
-    standard deviation of the prompt's lengths. A prompt without a record gets the mean of the other prompts. When the
-    K shortest rollouts have ended, L of the others go on, evenly spaced in the order of length. The rest is stopped.
+    σ_i z_m. μ_i and σ_i are the running mean and standard deviation of the prompt's lengths, and z_m is the normal
+    quantile of (m - 3/8) / (M_i + 1/4). A prompt without a record gets the mean of the other prompts. When the
+    K shortest rollouts have ended, L of the running rollouts go on, evenly spaced in the order of length. All others stop.
 
     Every possible total is tried with three values of the minimum size of a group: `least`, the mean, and the middle
     between them. While no prompt has a record, groups have (1 + max_factor) / 2 rollouts for each row on average.

@@ -3,9 +3,9 @@
 For runs that have several epochs, and many groups that are all right or all wrong. DAPO generates such groups and drops
 them; GRESO avoids most of them.
 
-How this differs from the released code: a prompt counts as solved or failed if all its metrics are equal, while the code
-has thresholds on the mean reward. The share of groups without variance is counted since the last update. If a pass
-would skip all prompts, one prompt is drawn. See PAPERS.md.
+How this differs from the released code: a prompt counts as solved or failed if all its metrics are equal. (The code has
+thresholds on the mean reward.) The share of groups without variance is counted since the last update. If a pass would
+skip all prompts, one prompt is drawn. See PAPERS.md.
 """
 
 from __future__ import annotations

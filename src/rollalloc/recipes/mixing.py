@@ -162,7 +162,7 @@ def _mix_advantages(first: Any, second: Any, take: Mapping[str, Side]) -> Any:
 
 
 def _either(slot: str, first: Any, second: Any, plain: Any, take: Mapping[str, Side]) -> Any:
-    """The value of the recipe that `take` names for this slot or, without an entry, the value that is not plain."""
+    """The value from the recipe that `take` names for this slot. Without an entry, the value that is not plain."""
     if slot in take:
         return first if take[slot] == "first" else second
     if first == second or second == plain:

@@ -122,7 +122,8 @@ def pilot_commit(
             with the groups that are ready. None: no limit.
         reprobe_every: number of epochs after which a solved prompt is piloted again, at least 1. None: never.
         confidence: confidence of the test that a prompt's success rate is p_solve or more (`surely_at_least`), in (0, 1).
-            With p_solve=0.9 and confidence=0.95, rollouts that are all right pass the test when their weights sum to 29.
+            With p_solve=0.9 and confidence=0.95, a prompt without a failure passes the test when the weights of its
+            rollouts sum to 29.
             The weight of a rollout is 1 and halves with every 64 later rollouts of the same prompt. None: the pilots of
             one visit decide. With two pilots, a prompt with a success rate of 0.5 then counts as solved in a quarter of
             its visits.
@@ -213,8 +214,8 @@ class Band(JudgeRule):
         confidence: confidence of the test, in (0, 1). None: the mean of this visit alone decides, as published.
 
     Raises:
-        ValueError: a number is out of its range, the window is empty (p_lower > 1 - p_upper), or p_solve is 1 and a
-            confidence is given, because no number of rollouts shows a success rate of 1.
+        ValueError: a number is out of its range; the window is empty (p_lower > 1 - p_upper); or a confidence is given
+            with p_solve = 1, which no number of rollouts can show.
     """
 
     p_lower: float

@@ -41,8 +41,8 @@ def pods(
         groups: prompts in a batch, at least 1.
         n: rollouts per prompt. None: four times m, or 16 if m is None too.
         m: rollouts of each prompt to train on, in [1, n]. None: a quarter of n.
-        rule: how the m rollouts are chosen: by "max_variance", or as in the paper's comparisons, by "max_reward", "random"
-            or "percentile". With "max_reward", a prompt with m or more right answers gives no learning signal.
+        rule: how the m rollouts are chosen. "max_variance" is the paper's method; "max_reward", "random" and "percentile"
+            are its comparisons. With "max_reward", a prompt with m or more right answers gives no learning signal.
 
     Raises:
         ValueError: m is out of its range, or the rule is unknown.

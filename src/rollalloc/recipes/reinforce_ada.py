@@ -77,9 +77,9 @@ def reinforce_ada(
 class Collected(JudgeRule):
     """Train on a group that has enough successes and failures; otherwise continue with the next stage.
 
-    If `half` is True, a group needs m // 2 successes and m - m // 2 failures, where m is the number of rows that the
-    recipe's row rule takes. If it is False, one success is enough. The judge decides when all rollouts of a round have
-    ended. These are the exit conditions "balanced" and "positive-focused" of Reinforce-Ada, arXiv 2510.04996.
+    If `half` is True, a group needs m // 2 successes and m - m // 2 failures. m is the number of rows that the recipe's
+    row rule takes. If `half` is False, one success is enough. The judge decides when all rollouts of a round have ended.
+    These are the exit conditions "balanced" and "positive-focused" of Reinforce-Ada, arXiv 2510.04996.
 
     Attributes:
         half: True: half of the rows must be successes. False: one success is enough.

@@ -127,7 +127,7 @@ class Backend(Protocol):
         """Return the rollouts that ended since the last call. A back-end in this process runs one decoding step per call.
 
         Args:
-            wait_s: maximum number of seconds to wait if nothing has ended and a rollout is running, 0 or more.
+            wait_s: maximum number of seconds to wait while a rollout is running and none has ended; 0 or more.
 
         Raises:
             BackendDied: the back-end died, and starting a new process would not help.

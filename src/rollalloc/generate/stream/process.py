@@ -1,8 +1,8 @@
 """A back-end in its own process, so that generation and training do not wait for each other.
 
-It is a process and not a thread, because a tiny model spends most of its time in Python code, which only one thread can
-run at a time. The process has its own model. It gets weights through shared memory, and everything else through a pipe.
-It ends when the pipe is closed.
+A thread would not do: a tiny model spends most of its time in Python code, and only one thread at a time can run Python
+code. The process has its own model. It gets weights through shared memory, and everything else through a pipe. It ends
+when the pipe is closed.
 """
 
 from __future__ import annotations
@@ -257,7 +257,7 @@ class _Heard:
                     self.inbox.put(said)
         except (EOFError, OSError):
             pass
-        except Exception:  # after a message that cannot be read, no more are read
+        except Exception:  # stop reading after a message that cannot be read
             log.exception("the process that generates sent a message that cannot be read")
         finally:
             with self._changed:
