@@ -163,7 +163,7 @@ def _shortest(value: float | None, kind: Any) -> float | None:
 
 
 def _first_broken(batch: Any, broken: tuple[type[Exception], ...]) -> int:
-    """Index of the first row that cannot be converted to plain data alone. If each row can be converted alone, 0."""
+    """Index of the first row that cannot be converted to plain data; 0 if each row can be converted by itself."""
     for row in range(batch.num_rows):
         try:
             batch.slice(row, 1).to_pylist()
@@ -174,9 +174,7 @@ def _first_broken(batch: Any, broken: tuple[type[Exception], ...]) -> int:
 
 def _write_parquet(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     arrow, parquet = _pyarrow()
-    columns = dict.fromkeys(
-        name for row in rows for name in row
-    )  # the columns of all rows, because a row may lack some
+    columns = dict.fromkeys(name for row in rows for name in row)  # of all rows, because a row may lack some
     try:
         parquet.write_table(arrow.table({name: [row.get(name) for row in rows] for name in columns}), path)
     except arrow.ArrowException as error:

@@ -19,7 +19,7 @@ from rollalloc.core.seeds import rng
 WIDTH = 256  # default maximum number of columns of a block
 WIDEST = 4096
 _SCALE = 4.0  # root mean square length of a row
-_NOISE = 1e-6  # smaller standard deviations, as shares of the column's root mean square, may be float32's rounding
+_NOISE = 1e-6  # a smaller standard deviation, relative to a column's root mean square, may be float32's rounding
 _FAINT = 1e-30  # smaller standard deviations have too few digits in float32
 _ROWS = 1 << 16  # number of rows to process at a time, to limit the size of temporary arrays
 

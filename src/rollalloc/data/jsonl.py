@@ -56,7 +56,7 @@ def read_lines(path: Path, *, unique: bool = False) -> Iterator[tuple[int, Any]]
                 continue
             try:
                 yield number, decode(line.removeprefix(BOM_UTF8) if number == 1 else line)
-            except (ValueError, RecursionError) as error:  # for example, Python converts no integer of 5,000 digits
+            except (ValueError, RecursionError) as error:  # also raised for integers of 5,000 digits
                 why = "nested too deep" if isinstance(error, RecursionError) else str(error)
                 yield number, Unreadable(why, repr(line[:40]))
 

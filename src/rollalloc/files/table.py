@@ -51,7 +51,7 @@ def first_fitting(tables: Sequence[Table], console: Console) -> Table:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """Draw values in [0, 1] as block characters, the newest last. Of more than `width` values, some are left out."""
+    """Draw values in [0, 1] as block characters, the newest last. Some are left out if there are more than `width`."""
     if len(values) > width:
         values = [values[round(at * (len(values) - 1) / (width - 1))] for at in range(width)]
     return "".join(_BLOCKS[min(len(_BLOCKS) - 1, int(max(0.0, value) * len(_BLOCKS)))] for value in values)

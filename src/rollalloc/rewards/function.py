@@ -137,7 +137,7 @@ def score_sample(function: RewardFunction, sample: Sample) -> Outcome:
 
 
 def end_if_forked(process_id: int, ended: BaseException | None) -> None:
-    """In a forked process, exit with the exit code of a script that ends in the same way.
+    """In a forked process, exit with the exit code that a script would have after the same return or exception.
 
     Args:
         process_id: id of the process that must not exit.

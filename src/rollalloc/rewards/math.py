@@ -5,8 +5,8 @@ An answer is compared with the ground truth in four steps. The steps are tried i
 1. If both are the same text after normalization (`_plain`), the answer is right.
 2. If both are numbers, the answer is right if their values are equal, and wrong if they are not. If one of them may be
    rounded (`_may_be_rounded`), the values need to agree only to six decimals and six significant digits.
-3. If one of them is text or a time of day, if both are numbers in different bases, or if one is a set and the other a
-   tuple, the answer is wrong (`_refused`).
+3. If the answer or the ground truth is text or a time of day, the answer is wrong. The same holds if they are numbers in
+   different bases, or a set and a tuple (`_refused`).
 4. If the expressions that math-verify parses certainly differ, the answer is wrong (`_differ`). Otherwise math-verify
    decides. `_differ` is needed because math-verify, for example, rounds constants to a fixed number of decimals.
 """

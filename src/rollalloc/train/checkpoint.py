@@ -230,7 +230,7 @@ def _foreign(place: Path) -> list[str]:
 
 
 def _remove(place: Path) -> None:
-    """Remove a checkpoint. It is renamed first, so that it is no checkpoint any more if the removal is interrupted."""
+    """Remove a checkpoint. It is renamed first, because the rest after an interruption must not count as a checkpoint."""
     _unlink(place.rename(_hidden(place.parent, place.name)))
 
 

@@ -33,19 +33,8 @@ OF_DATA_AND_REWARD = (
     *("reward_workers", "reward_limit_s", "device", "chat_template_args", "accept_overlap"),
 )
 WHERE_IT_RUNS = ("reward_workers", "reward_limit_s", "device")
-DATA = (
-    "prompts",
-    "heldout",
-    "chat_template_args",
-    "accept_overlap",
-)  # not compared: a checkpoint has digests of the data
-METHOD = (
-    "recipe",
-    "parameters",
-    "max_rollouts",
-    "staleness",
-    "ahead",
-)  # not compared: the allocator's state has the recipe
+DATA = ("prompts", "heldout", "chat_template_args", "accept_overlap")  # a checkpoint has digests of the data instead
+METHOD = ("recipe", "parameters", "max_rollouts", "staleness", "ahead")  # the allocator's state has the recipe instead
 NAMES = ("label", "task")
 _ENDING = ("max_batches", "stop_when_barren", "target")
 _MEMORY = ("tokens_per_forward", "gradient_checkpointing")

@@ -10,10 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 DEFAULT_SHAPE: Mapping[str, int] = {"groups": 16, "n": 4}
-DEFAULT_ALONE: Mapping[str, int] = {
-    "groups": 32,
-    "n": 1,
-}  # default sizes of recipes that generate one rollout per prompt
+DEFAULT_ALONE: Mapping[str, int] = {"groups": 32, "n": 1}  # default sizes of recipes with one rollout per prompt
 _ALONE = ("reinforce", "raft", "spo", "foresight")
 ROLLOUTS_PER_PROMPT, LEAST_ROLLOUTS = 16, 4096  # the default budget
 _EVALUATIONS = 10  # number of evaluations over the budget, not counting the initial model's

@@ -51,7 +51,7 @@ def scalars(line: Mapping[str, Any]) -> dict[str, float]:
     """The numbers in a line of the metrics by name: all under `rollalloc/`, and the mean reward also as `reward`.
 
     Nested numbers are named by their path. Counts of rollouts without a score are summed over the reasons, because
-    reasons are free text. If the line is of an evaluation, fields that other lines have too are left out.
+    reasons are free text. For a line of an evaluation, fields that other lines also have are left out.
     """
     own = {name: value for name, value in line.items() if name not in ("kind", "unscored", "lengths")}
     if line["kind"] == "eval":

@@ -47,7 +47,7 @@ class Wave:
 
     Attributes:
         service: the service that samples.
-        sampler: a sampling client. It always samples from the same weights.
+        sampler: a sampling client, whose weights never change.
         sampling: the sampling settings.
         stopped: tells whether a rollout must stop. The service cannot abort a request, so a stopped rollout first finishes
             its current request.
@@ -191,12 +191,12 @@ class _Transition(NamedTuple):
 class Environments:
     """Environments with tinker-cookbook's interface: `EnvGroupBuilder.make_envs`, `Env.initial_observation`, `Env.step`.
 
-    Each prompt is a builder. `make_envs` is called until there is an environment for each rollout of the order. If the
-    builder has `compute_group_rewards`, it is called with the rollouts of one order. A rollout's reward is the sum of its
-    turns' rewards and its group reward. Observations must consist of tokens.
+    Each builder is a prompt. `make_envs` is called until each rollout of the order has an environment. If the builder has
+    `compute_group_rewards`, it is called with the rollouts of one order. A rollout's reward is the sum of its turns' rewards
+    and its group reward. Observations must consist of tokens.
 
     Args:
-        builders: one for each prompt.
+        builders: an `EnvGroupBuilder` for each prompt.
         keys: a unique key for each builder. A resumed run finds its prompts by these keys.
         metric: name of the environment's metric that selection uses, for example "correct". If several turns report it, the
             last value is used. None: selection uses the reward.
@@ -204,7 +204,7 @@ class Environments:
         max_turns: number of turns after which a rollout is truncated, at least 1.
 
     Raises:
-        ValueError: there are no builders, not one key per builder, or two equal keys; or `max_turns` is below 1.
+        ValueError: there are no builders, the builders do not have one unique key each, or `max_turns` is below 1.
     """
 
     builders: Sequence[Any]
@@ -265,7 +265,7 @@ class Environments:
         answered = True
         try:
             first = await wave.service.answered(env.initial_observation())
-            if not isinstance(first, tuple):  # tinker-cookbook returns something else if the prompt is too long
+            if not isinstance(first, tuple):  # if the prompt is too long, tinker-cookbook returns no tuple
                 return _failed(rollout, "the first observation is too long"), turns
             turns.final_ob, stop = first
             for _ in range(self.max_turns):

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 LossName = Literal["importance_sampling", "ppo", "cispo"]  # losses of the service that use per-token advantages
 MODEL_FILE = "tinker.json"
-_FATAL = ("AuthenticationError", "BillingError", "PermissionDeniedError")  # a retry cannot succeed
+_FATAL = ("AuthenticationError", "BillingError", "PermissionDeniedError")  # errors after which no retry can succeed
 _DAY_S = 86_400
 REASON_LENGTH = 300  # maximum number of characters of an error in the reason for a missing score
 _T = TypeVar("_T")
@@ -344,7 +344,7 @@ def in_thread(call: Callable[[], _T]) -> Future[_T]:
         except BaseException as error:
             result.set_exception(error)
 
-    Thread(target=work, daemon=True).start()  # not in a pool: at exit, Python waits for the threads of pools
+    Thread(target=work, daemon=True).start()  # not in a pool, because Python would wait for it at exit
     return result
 
 

@@ -134,7 +134,7 @@ def sequence(piece: Piece, advantage: float) -> Sequence:
     """A piece in the service's format: the input is all tokens except the last, the targets are all except the first.
 
     Args:
-        piece: its first token must have been read.
+        piece: a piece whose first token was read, not sampled.
         advantage: advantage of each sampled token. Tokens that were read get 0, so they have no gradient.
     """
     next_T = piece.sampled[1:]

@@ -22,9 +22,9 @@ from rollalloc.train.checkpoint import TRAINED
 class AveragedWeights(TrainerCallback):
     """A moving average of a trainer's weights, as in rollalloc's own trainer (`rollalloc.train.averaging`).
 
-    During a training step the model has the trained weights. Within `sampling`, and after training, it has the averaged
-    weights. The model in a checkpoint has the averaged weights, too; the trained weights are in the checkpoint's folder
-    `rollalloc`.
+    During a training step the model has the trained weights. Within `sampling`, and after training, the model has the
+    averaged weights. The model in a checkpoint has the averaged weights, too. The trained weights are in the checkpoint's
+    folder `rollalloc`.
 
     Args:
         trainer: TRL's trainer. Every process must have the whole model.

@@ -162,7 +162,7 @@ def numbered(output_dir: Path | str) -> list[Path]:
 
 
 def newest_whole(places: Sequence[Path]) -> Path | None:
-    """The first complete checkpoint of `places`, or None. Log a warning for each incomplete checkpoint before this."""
+    """The first complete checkpoint of `places`, or None. Log a warning for each incomplete checkpoint before it."""
     whole = next((place for place in places if _has_state(place) and not killed_within(place)), None)
     for place in places[: places.index(whole)] if whole else ():
         log.warning(

@@ -84,7 +84,7 @@ def in_shape_of(args: Any, recipe: Recipe | str) -> Recipe:
 
         groups × rows per group = per_device_train_batch_size × processes × steps_per_generation
 
-    The number of rows per group is `num_generations`, unless the recipe itself determines it.
+    The number of rows per group is `num_generations`, unless the recipe itself determines this number.
     """
     rows, n = args.generation_batch_size, args.num_generations
     made = in_shape(recipe, {}, max(1, rows // n), n)

@@ -78,7 +78,7 @@ def _of_model(trainer: Any) -> Blocks:
     model = accelerator.unwrap_model(trainer.model_wrapped)
     made = features_of(model, tokens, pad_id=int(trainer.processing_class.pad_token_id), seed=trainer.args.seed)
     blocks: list[Any] = [made.blocks]
-    if accelerator.num_processes > 1:  # all processes must have equal features, but each may round differently
+    if accelerator.num_processes > 1:  # processes may round differently, but must have equal features
         broadcast_object_list(blocks)
     log.info(
         "features of %d prompts from the model: %d tokens forwarded, %.1f s",

@@ -33,8 +33,8 @@ class Generator:
 
     Args:
         trainer: TRL's trainer.
-        use_sampler: True: generate with rollalloc's sampler. False: do not. None: use it if it supports the model and the
-            settings.
+        use_sampler: True: generate with rollalloc's sampler. False: generate with TRL's back-end. None: use the sampler if
+            it supports the model and the settings, otherwise TRL's back-end.
         keep_logprobs: whether the recipe needs the log-probability of each token under the weights that sampled it.
         tools: TRL's `tools`.
         environment_factory: TRL's `environment_factory`.
@@ -154,7 +154,7 @@ class Generator:
 
     @property
     def _unwrapped(self) -> Any:
-        """The model without accelerate's wrappers. Removing wrappers takes time, so the result is kept during `train`."""
+        """The model without accelerate's wrappers. The search for it takes time, so it is done once per `train`."""
         if self._model is None:
             self._model = self.trainer.accelerator.unwrap_model(self.trainer.model_wrapped)
         return self._model

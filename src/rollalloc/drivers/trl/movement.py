@@ -52,7 +52,7 @@ class Movement:
         self._rollouts, self._before = [], ()
         found = [sums / tokens if tokens else 0.0]
         if self._generate.trainer.accelerator.num_processes > 1:
-            # All processes must have the same value, but each may round differently.
+            # Processes may round differently, but must have the same value.
             broadcast_object_list(found)
         return found[0]
 

@@ -32,8 +32,8 @@ def training_inputs(
 
     Rows with advantage 0 are left out, unless the loss needs them (see `needs_every_row`). All processes get the same number
     of rows, a multiple of the number of micro-batches. To reach this number, rows are added whose tokens are all masked
-    (padding). If the loss averages over rows, advantages are scaled, so that the loss is a mean over all rows of the batch
-    and no padding.
+    (padding). If the loss averages over rows, advantages are scaled, so that the loss is the mean over all rows of the
+    batch, including the rows that were left out.
 
     A row's advantage is multiplied by its weight. If the batch has rows that were sampled from older weights, each token's
     advantage is also multiplied by a truncated importance weight, as in rollalloc's own trainer:

@@ -41,8 +41,8 @@ class AllocatedGRPOTrainer(GRPOTrainer):
 
     The recipe draws the prompts (with random numbers from `args.seed`), decides how many rollouts each prompt gets, selects
     the rollouts to train on, and computes their advantages. Each checkpoint contains the recipe's state in the folder
-    `rollalloc`, and `train(resume_from_checkpoint=...)` continues from it. Evaluation is TRL's own; this class also logs
-    pass@k and related metrics under `rollalloc/breadth/`.
+    `rollalloc`, and `train(resume_from_checkpoint=...)` continues from this state. Evaluation is TRL's own. In addition, this
+    class logs pass@k and related metrics under `rollalloc/breadth/`.
 
     The class depends on TRL's private interface. It overrides `_generate_and_score_completions`, `_generate_single_turn`,
     `_tokenize_prompts`, `_save_checkpoint`, `_load_best_model` and `_calculate_rewards`, and writes to `_metrics` and
@@ -52,9 +52,9 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         *positional: arguments of `GRPOTrainer`. Keyword arguments that are not listed here also go to `GRPOTrainer`.
         recipe: a rollalloc recipe, or a name that `rollalloc recipes` lists. If the recipe was created without `groups`,
             as by `recipes.pilot_commit()`, TRL's settings determine its sizes: `num_generations` rows per prompt.
-        metric: name of the reward function whose scores the recipe uses for selection. None: the weighted sum of all.
-        use_sampler: True: generate with rollalloc's sampler. None: use it if it supports the model and settings, otherwise
-            use transformers' `generate` or, with `args.use_vllm`, vLLM.
+        metric: name of the reward function whose scores the recipe uses for selection. None: the weighted sum of all scores.
+        use_sampler: True: generate with rollalloc's sampler. None: use this sampler if it supports the model and settings,
+            otherwise use transformers' `generate` or, with `args.use_vllm`, vLLM.
         skip_special_tokens: True: remove all special tokens from the text that reward functions get, as TRL does. False:
             remove only padding and the tokens that end a completion.
         key: name of a column of unique keys, by which a resumed run finds its prompts in a changed data set. None: prompts

@@ -4,8 +4,9 @@
 
     python -m rollalloc.drivers.verl.check python -m verl.trainer.main_ppo ... trainer.v1.trainer_mode=rollalloc
 
-This composes the configuration as verl does, runs verl's validation and ours, describes a training step, and checks the
-files of the data and the reward. With `--no-files`, the files are not checked, because this machine may lack them.
+The check composes the configuration as verl does, runs the validation of verl and of this driver, describes a training step,
+and checks that the files of the data and the reward exist and are right. `--no-files` leaves out the files, for a machine
+that does not have them.
 
 Exit codes: 0: accepted. 1: verl or this driver refuses the command, or a file is missing or wrong. 2: the arguments do
 not form a verl command. 3: verl is not installed.

@@ -20,7 +20,7 @@ _RETRY = 0.05  # seconds between attempts to stop a request that has not reached
 class SessionStopped(BaseException):
     """The session was stopped while it generated.
 
-    It is not an `Exception`, because agent loops and tools catch exceptions and treat them as a bad answer.
+    This class does not derive from `Exception`, because agent loops and tools catch every `Exception` as a bad answer.
     """
 
 
@@ -150,9 +150,9 @@ class Client(LLMServerClient):
 
 
 class ResumingClient(FullyAsyncLLMServerClient, Client):
-    """verl's client that continues requests after an update has interrupted them. Each continuation is a call of `Client`.
+    """verl's client that continues requests after an update has interrupted them.
 
-    If a session is stopped during the interruption, its request is not sent again.
+    Each attempt is a call of `Client.generate`. If a session is stopped during the interruption, there is no new attempt.
     """
 
     async def generate(self, request_id: str, **kwargs: Any) -> TokenOutput:

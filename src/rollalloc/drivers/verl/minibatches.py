@@ -36,7 +36,7 @@ def spread(padding_B: Sequence[bool], ranks: int, steps: int) -> list[int]:
     """
     share = len(padding_B) // ranks
     order: list[int] = []
-    # `turn` is not reset for each rank. Otherwise the first mini-batches would get more padding rows than the others.
+    # `turn` continues from rank to rank. Otherwise the first mini-batches would get more padding rows than the others.
     turn = 0
     for rank in range(ranks):
         rows = range(rank * share, (rank + 1) * share)

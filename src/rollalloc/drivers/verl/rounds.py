@@ -271,7 +271,7 @@ class Rounds:
         return any(self.allocator.version - self._begun[group] >= self.patience for group in self._running_groups())
 
     def _order_beside(self, last: bool) -> None:
-        """While the batch is trained, start and stop rollouts as the core asks."""
+        """Start and stop rollouts at the core's request while the batch is trained."""
         if self.overlaps:
             only_stops = last or self._gave_up  # if `_gave_up`, the loader is read again only after the update
             self._carry_out(self.allocator.ask(capacity=0) if only_stops else self._ask())

@@ -32,7 +32,7 @@ from rollalloc.rewards.function import Scored
 log = logging.getLogger(__name__)
 
 _RESTARTS = 3  # number of times that Ray restarts a worker that died
-_PATIENCE = 60.0  # seconds without an outcome after which the number of running sessions is logged
+_PATIENCE = 60.0  # after this many seconds without an outcome, the number of running sessions is logged
 _REASON = 200  # maximum number of characters of an exception in the log
 
 
