@@ -21,7 +21,7 @@ from typing import Any
 
 from rollalloc.rewards.function import Outcome, Scored, Unscored
 
-LONGEST_REASON = 2000  # maximum number of characters of why a score is missing, or why a function did not load
+LONGEST_REASON = 2000  # maximum number of characters of a reason for a missing score, or of a loading error
 LOST_CHANNEL = 117  # exit code of a worker whose reward function closed or replaced its channel
 _LENGTH = struct.Struct("!I")
 _ID_BYTES = 8

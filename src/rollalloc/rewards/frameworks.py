@@ -41,9 +41,9 @@ class Reward:
         """Score one `solution_str` for verl, or a batch of `completions` for TRL.
 
         Returns:
-            For verl, a dict with `score`, `acc`, `unscored` (1.0 or 0.0) and `reason`. With `answer` also `pred`: the
-            answer, or "" if there is none. verl requires a score, so an unscored sample has score and acc 0.0; `unscored`
-            distinguishes it from a wrong answer.
+            For verl, a dict with `score`, `acc`, `unscored` (1.0 or 0.0) and `reason`. With `answer`, it also has `pred`:
+            the answer, or "" if there is none. verl requires a score, so an unscored sample has score and acc 0.0, and
+            `unscored` distinguishes it from a wrong answer.
             For TRL, a list of rewards. Unscored samples have None, which TRL ignores.
 
         Raises:

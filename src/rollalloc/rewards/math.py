@@ -243,7 +243,7 @@ def _differ(gold: Any, answer: Any) -> bool:
 def _same_equation(first: Any, second: Any) -> bool:
     """Whether two equations are the same apart from moved terms and a factor of -1.
 
-    Without unknowns, the left sides must be equal, and the right sides too.
+    Equations without unknowns are the same if their left sides are equal and their right sides are equal.
     """
     if first == second:
         return True

@@ -95,7 +95,8 @@ class Config:
         eval_every: number of rollouts between two evaluations.
         eval_samples: number of samples per held-out prompt; not used if accuracy is exact.
         max_batches: number of batches after which the run ends. None: no limit.
-        stop_when_barren: True: end the run when the last max(256, number of prompts) groups all had equal rewards.
+        stop_when_barren: True: end the run when no row of the last max(256, number of prompts) groups had a nonzero
+            advantage, because all rewards in each group were equal.
         target: held-out accuracy at which the run ends, once two evaluations in a row reach it. None: no target.
         checkpoint_every: number of batches between two checkpoints. None: no checkpoints by batches. A checkpoint is always
             written at the end of the run, and when the run is asked to stop.

@@ -53,7 +53,7 @@ class HeldOut:
 
     Attributes:
         prompts: the held-out prompts.
-        answers: the only right answer of each prompt as token ids, including the end of sequence; or None.
+        answers: the only right answer of each prompt as token ids, including the end of sequence. None: unknown.
     """
 
     prompts: EncodedPrompts
@@ -99,7 +99,7 @@ class Evaluation:
         breadth: success and diversity of several attempts; None if no sample has a score.
         sampled: number of samples, with or without a score; 0 if the accuracy is exact.
         truncated: number of samples that the length limit cut off.
-        constant: the metric that all scored samples have; None if they differ.
+        constant: the metric that all scored samples have; None if their metrics differ.
     """
 
     accuracy: float | None

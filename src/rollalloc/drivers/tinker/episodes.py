@@ -1,4 +1,4 @@
-"""Two kinds of rollout: a completion scored by a reward function, or an environment with tinker-cookbook's interface."""
+"""Two kinds of rollout: a completion that a reward function scores, or an episode in an environment of tinker-cookbook."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Episodes(Protocol):
         ...
 
     async def play(self, order: Order, wave: Wave) -> list[EndedRollout]:
-        """Sample and score all rollouts of an order. Return them in the same order."""
+        """Sample and score all rollouts of an order. Return them in the sequence of `order.rollouts`."""
         ...
 
     def report(self) -> dict[str, Any]:

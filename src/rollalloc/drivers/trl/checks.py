@@ -72,7 +72,7 @@ def checkpoint_of(args: Any, state: Any) -> Path:
 
 
 def rows_per_group(recipe: Recipe) -> int | None:
-    """The largest number of rows of a group in a batch; None if the recipe's rules do not fix it."""
+    """The largest number of rows of a group in a batch; None if the recipe's rules do not fix this number."""
     if recipe.group_rows is not None or recipe.rows != rows.Everything():
         return recipe.group_rows
     sizes = [getattr(stage.size, "n", None) for stage in recipe.stages]

@@ -41,8 +41,8 @@ class AllocatedGRPOTrainer(GRPOTrainer):
 
     The recipe draws the prompts (with random numbers from `args.seed`), decides how many rollouts each prompt gets, selects
     the rollouts to train on, and computes their advantages. Each checkpoint contains the recipe's state in the folder
-    `rollalloc`, and `train(resume_from_checkpoint=...)` continues from this state. Evaluation is TRL's own. In addition, this
-    class logs pass@k and related metrics under `rollalloc/breadth/`.
+    `rollalloc`, and `train(resume_from_checkpoint=...)` continues from this state. Evaluation is TRL's own. In addition,
+    this class logs pass@k and related metrics under `rollalloc/breadth/`.
 
     The class depends on TRL's private interface. It overrides `_generate_and_score_completions`, `_generate_single_turn`,
     `_tokenize_prompts`, `_save_checkpoint`, `_load_best_model` and `_calculate_rewards`, and writes to `_metrics` and

@@ -42,7 +42,7 @@ class Step:
     _scored: dict[tuple[int, int], list[Done]] = field(default_factory=lambda: defaultdict(list))
 
     def order(self, orders: Iterable[Order]) -> None:
-        """Count orders that start together. They are one round."""
+        """Count orders that start together, as one round."""
         self.rounds += 1
         for order in orders:
             self._entered[order.stage][order.group] = order.prompt  # counted once, even if the order comes in parts

@@ -236,7 +236,7 @@ def _first_known(ours: int | None, verls: int | None) -> int | None:
 
 
 class Manager(AgentLoopManagerTQ):
-    """verl's manager of workers. It tracks the running sessions of each worker, so none is lost if a worker dies."""
+    """verl's manager of workers. It tracks each worker's running sessions, so that no session is lost if a worker dies."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -247,7 +247,7 @@ class Manager(AgentLoopManagerTQ):
         self._listening: dict[Any, Any] = {}  # the worker of each call that waits for outcomes
 
     def generate_sequences(self, prompts: TensorDict) -> None:
-        """Start prompts on the workers. They are divided among the workers as in verl."""
+        """Start prompts on the workers. The prompts are divided among the workers as in verl."""
         if "validate" in prompts:
             super().generate_sequences(prompts)
             return
