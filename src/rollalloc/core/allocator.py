@@ -174,7 +174,7 @@ class Allocator:
     def _resolve(self, halt: Halt | None) -> Batch | None:
         """Make a short batch, draw more prompts for it, end the run, or raise `NoProgress`.
 
-        Called if no rollout is running and none could be ordered.
+        Called if no rollout is running and no rollout could be ordered.
         """
         run = self._run
         if halt is not None and halt.ends is Ends.NOTHING:

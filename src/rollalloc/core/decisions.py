@@ -115,7 +115,7 @@ def _sizes(run: Run, groups: list[Group], stage: int) -> list[int]:
 
 
 def _draw(run: Run, k: int) -> list[tuple[Drawn, int]]:
-    """Draw at most k prompts, each with its epoch. Begin the next epoch if this one has no more prompts."""
+    """Draw at most k prompts, each with its epoch. Begin the next epoch if this epoch has no more prompts."""
     drawn, run.drawn = run.drawn[:k], run.drawn[k:]
     pool = run.pool
 

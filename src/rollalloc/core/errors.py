@@ -23,4 +23,4 @@ class NoScores(RuntimeError):
 
 
 class NoProgress(RuntimeError):
-    """No rollout is running, and the core can neither start one nor make a batch. The recipe or the driver is wrong."""
+    """Nothing is running, and the core can neither order a rollout nor make a batch. The recipe or the driver is wrong."""

@@ -26,7 +26,7 @@ class Done:
         rollout: the id from its `Order`.
         reward: the number that training uses, after any shaping; within ±`LARGEST`.
         metric: the number that selection uses, such as 1 for right and 0 for wrong; within ±`LARGEST`. It must be in
-            [0, 1] if a rule of the recipe reads it as a success rate (`Recipe.rate_readers`).
+            [0, 1] if a rule of the recipe reads metrics as success rates (`Recipe.rate_readers`).
         tokens: number of generated tokens, in [0, `LARGEST_WHOLE`].
         version: version of the weights that sampled the rollout's first token; at most the version of the last
             `Updated`.

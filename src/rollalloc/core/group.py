@@ -76,7 +76,7 @@ class Group:
         self.owed.extend(range(first, first + count))
 
     def hand_out(self, most: int) -> Sequence[tuple[int, tuple[int, ...]]]:
-        """Mark at most `most` decided rollouts as running. Return them, grouped by the stage that ordered them."""
+        """Mark at most `most` decided rollouts as running. Return these rollouts, grouped by the stage that ordered them."""
         now = self.owed[:most]
         del self.owed[:most]
         self.running.update(dict.fromkeys(now))

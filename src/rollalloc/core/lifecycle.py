@@ -179,7 +179,7 @@ def _refuse(run: Run, done: Done) -> None:
 
 
 def _holds(condition: Callable[[], Any]) -> bool:
-    """Whether a condition holds. False if it cannot be computed, because a value from the driver is not a number."""
+    """Whether a condition holds. False if a value from the driver is not a number and the condition raises an error."""
     try:
         return bool(condition())
     except _NO_NUMBER:

@@ -90,7 +90,7 @@ def follow(memory: dict[str, Any], saved: Mapping[str, Any], source_N: NDArray[n
     Args:
         memory: the memory for the new data set; changed in place. Prompts are on the last axis of its arrays.
         saved: the memory of the saved data set, with arrays of the same names.
-        source_N: for each prompt, its index in the saved data set, or -1 for a new prompt.
+        source_N: index of each prompt in the saved data set, or -1 for a new prompt.
 
     Raises:
         ValueError: a saved array has another dtype or shape than the array in `memory`.

@@ -15,7 +15,7 @@ from rollalloc.core.packing import exact_keys, move_in, natural, pack
 
 @dataclass(frozen=True, slots=True)
 class Epochs:
-    """A prompt waits `count` epochs, counted from the epoch in which it was drawn. None: it is never drawn again.
+    """A prompt waits `count` epochs, counted from the epoch in which it was drawn. None: the prompt is never drawn again.
 
     Raises:
         ValueError: `count` is negative.
@@ -37,7 +37,7 @@ LEAST_SHARE = 0.25  # if a smaller share of the prompts is left to draw, drivers
 
 
 class PromptPool:
-    """The prompts that may be drawn. It stores for each prompt the epoch from which it may be drawn again.
+    """The prompts that may be drawn. The pool stores the epoch from which each prompt may be drawn again.
 
     `free_N[i]` is `due_N[i] <= epoch`. When the prompt rule has no prompt left to draw, `roll` begins the next
     epoch in which a prompt may be drawn. Groups in flight continue.

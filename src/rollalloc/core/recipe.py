@@ -38,7 +38,7 @@ class Replay:
         max_staleness: maximum age of a replayed rollout; at least 1. The age is the batch's `version` minus the version of
             the rollout's first token.
         above: only rows with an advantage above this number are kept for replay. 0 keeps rows that did better than
-            expected, -inf keeps all.
+            expected; -inf keeps all rows.
 
     Raises:
         ValueError: a number is out of its range.

@@ -197,7 +197,7 @@ class IntakeTraits(Traits):
     """The traits of an intake rule.
 
     Attributes:
-        looks_ahead: the rule also opens groups for the batch after the current one, if the recipe allows staleness.
+        looks_ahead: the rule also opens groups for the batch after the current batch, if the recipe allows staleness.
         until_stale: the rule opens groups even if enough groups wait. Only `max_staleness` limits the number that wait.
     """
 
@@ -214,7 +214,7 @@ class JudgeTraits(Traits):
         after_failure: when the prompt of a group without any score may be drawn again. The judge is not asked about
             such groups.
         reads_recent: the judge reads `recent_attempts` or `recent_failures` of a prompt's record. Without such a judge,
-            the core does not count them.
+            the core does not count these numbers.
     """
 
     waits_for_all: bool = False
@@ -300,7 +300,7 @@ class PromptRule(Rule):
 
         Args:
             memory: the saved memory.
-            source_N: for each prompt its index in the old data set, -1 for a new prompt.
+            source_N: index of each prompt in the old data set, or -1 for a new prompt.
             table: the new data set.
         """
         fresh = self.init(table)
@@ -367,8 +367,8 @@ class SizeRule(Rule):
 class StopRule(Rule):
     """Says which rollouts of a group to cancel.
 
-    The core asks the rule after a rollout of the group ended, and before it orders new rollouts. A rule that chooses at
-    random returns a `SampledStops`. Its probabilities let a row rule weight the kept rollouts.
+    The core asks the rule after a rollout of the group has ended, and before new rollouts are ordered. A rule that
+    chooses at random returns a `SampledStops`. Its probabilities let a row rule weight the kept rollouts.
     """
 
     __slots__ = ()

@@ -112,7 +112,7 @@ class PromptTable:
         return {"count": len(self), "keys": pack(self._digests_N), "features": self._feature_digests}
 
     def source_of(self, saved: dict[str, Any], remap: ArrayLike | str | None) -> NDArray[np.int64] | None:
-        """Return for each prompt its index in a saved data set.
+        """Return the index of each prompt in a saved data set.
 
         Args:
             saved: the `state_dict` of the saved data set.

@@ -177,7 +177,7 @@ def tell(
         remedy: advice to the user, for the error about a metric outside [0, 1].
 
     Raises:
-        MetricError: a metric is outside [0, 1], and the recipe reads it as a success rate. The message ends with
+        MetricError: a metric is outside [0, 1], and the recipe reads metrics as success rates. The message ends with
             `remedy`.
     """
     if outcomes is not None:

@@ -71,9 +71,9 @@ class Generation:
         logprobs: log-probability of each token under the distribution from which it was drawn, with the temperature
             applied; float32.
         truncated: True if the rollout reached the length limit before a token that ends a rollout.
-        cancelled: True if it was stopped before it ended. `tokens` has the tokens until then, and may be empty.
+        cancelled: True if it was stopped before it ended. `tokens` then has the tokens before the stop, and may be empty.
         spans: pairs (version, number of tokens), in order: the versions of the weights that sampled its tokens. Empty if
-            the newest version sampled all of them. Not saved in checkpoints.
+            the newest version sampled all tokens. Not saved in checkpoints.
     """
 
     rollout: int
@@ -309,7 +309,7 @@ class _Wave:
         return bool(self._running_B.any())
 
     def next_ended(self) -> list[Generation]:
-        """Decode until at least one rollout ends, and return those that ended. The model must be in eval mode."""
+        """Decode until at least one rollout ends, and return the rollouts that ended. The model must be in eval mode."""
         while not (ended := self._step()):
             pass
         return ended
@@ -327,7 +327,7 @@ class _Wave:
         return self._end(self._place_B[running_B])
 
     def cancel(self, rollouts: Sequence[int]) -> list[Generation]:
-        """Stop rollouts that have not ended, including those that have not begun."""
+        """Stop rollouts that have not ended. They may be waiting to begin."""
         begun = [self._place_of[rollout] for rollout in rollouts if rollout in self._place_of]
         nothing = np.zeros(0, np.float32)
         return self._end(begun, cancelled=True) + [

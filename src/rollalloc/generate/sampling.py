@@ -13,8 +13,8 @@ class Sampling:
         max_new_tokens: maximum number of tokens of a rollout, including its last token, such as EOS; at least 1.
         temperature: divides the logits, above 0.
         max_rows: maximum number of rollouts in the batch at once, at least 1. The others wait.
-        kv_tokens: maximum number of tokens in the key-value cache at once, at least 1. A rollout takes as many
-            as the longest prompt of its wave has, plus `max_new_tokens`. Rollouts that do not fit wait. None: no limit
+        kv_tokens: maximum number of tokens in the key-value cache at once, at least 1. A rollout takes the
+            length of the longest prompt of its wave, plus `max_new_tokens`. Rollouts that do not fit wait. None: no limit
             except `max_rows`.
         stop_ids: tokens other than EOS that end a rollout, each in the vocabulary. They stay in the text.
 

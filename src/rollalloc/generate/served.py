@@ -170,14 +170,14 @@ class ServedModel:
     """A model behind a server. Use it in a `with` block, which starts and ends a thread for requests.
 
     If the block ends with an error, no further request is sent, but open requests are completed because they cost money
-    anyway. After Ctrl-C open requests are cancelled.
+    anyway. After Ctrl-C, open requests are cancelled.
 
     Args:
         endpoint: the server, and limits for its use.
         ask: the model and the sampling parameters.
 
     Attributes:
-        refused: parameters that the server does not know. It uses its own values for them.
+        refused: parameters that the server does not know. The server uses its own values instead.
 
     Raises:
         ValueError: the key contains characters that cannot be sent, or the proxy in the environment cannot be used.

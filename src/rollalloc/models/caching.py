@@ -1,4 +1,4 @@
-"""Checks whether the sampler can generate with a model: whether rows of the model's cache can be selected and repeated."""
+"""Checks whether the sampler can generate with a model. It must be able to select and repeat rows of the model's cache."""
 
 from __future__ import annotations
 

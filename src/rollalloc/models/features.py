@@ -57,7 +57,7 @@ def features_of(
     h[n, l, t] is the hidden state of layer l (embeddings included) at token t of prompt n. Columns of a large model may
     differ by a factor of a thousand. Therefore each column of s is first centred and scaled with its mean and standard
     deviation over a sample of 256 prompts. P is a random projection to `width` columns. If s has no more than `width`
-    columns, it is not projected. The features depend on the model's weights, so call this before training.
+    columns, it is not projected. The features depend on the model's weights, so compute them before training.
 
     Args:
         model: a model in any mode. There must be memory for the hidden states of all layers of one batch.
@@ -90,7 +90,7 @@ def features_of(
 
 
 def weights_digest(model: PreTrainedModel) -> str:
-    """A digest of a model's weights. They are rounded to bfloat16, so that the precision of loading has no effect."""
+    """A digest of a model's weights, rounded to bfloat16, so that the precision of loading has no effect."""
     digest = sha256()
     for name, parameter in sorted(model.named_parameters()):
         digest.update(f"{name}{tuple(parameter.shape)}".encode())

@@ -116,9 +116,9 @@ def _read_once(model: PreTrainedModel, tokens: Tokens, rows: int) -> DynamicCach
 def shared_prefix(model: PreTrainedModel, prompts: Sequence[Tokens]) -> int:
     """Length of the prefix that all prompts share and the model can compute once. A prompt's last token is never included.
 
-    0 if the prefix is too short to save time, or if the model cannot share a prefix. A model that shares a prefix must be
-    in eval mode and have a cache of keys and values only. It must also take positions from position ids alone, because
-    padding lies between the prefix and the rest of a row.
+    The length is 0 if the prefix is too short to save time, or if the model cannot share a prefix. A model that shares a
+    prefix must be in eval mode and have a cache of keys and values only. It must also take positions from position ids
+    alone, because padding lies between the prefix and the rest of a row.
     """
     first, last = min(prompts, key=tuple), max(prompts, key=tuple)  # their common prefix is the prefix of all prompts
     most = min(map(len, prompts)) - 1
@@ -162,7 +162,8 @@ def exact_answers(
         p[n] = exp(Σ_t log π(answers[n][t] | prompts[n], answers[n][:t]))
         entropy[n] = mean_t H(π(· | prompts[n], answers[n][:t]))
 
-    Nothing is sampled, so there is no sampling noise. Runs in eval mode without gradients, and restores the mode.
+    Nothing is sampled, so there is no sampling noise. The model runs in eval mode without gradients.
+    Its mode is then restored.
 
     Args:
         model: the model.

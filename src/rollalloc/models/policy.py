@@ -27,7 +27,7 @@ _ADAPTER_CONFIG = "adapter_config.json"
 
 @dataclass(frozen=True, eq=False)
 class Policy:
-    """A model, its tokenizer, and the token ids the engine needs.
+    """A model, its tokenizer, and the token ids that the engine needs.
 
     Attributes:
         model: the model, always in eval mode. (With dropout, update and sampler would compute different log-probabilities.)
@@ -168,7 +168,7 @@ def context_of(name: str | Path) -> int | None:
 
 
 def usable_device(name: str | None) -> str:
-    """Return the name of a device after trying it. None: a GPU if there is one, otherwise the CPU.
+    """Try a device and return its name. None: a GPU if there is one, otherwise the CPU.
 
     Raises:
         ValueError: the device cannot be used; the message lists the devices that can.

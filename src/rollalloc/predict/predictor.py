@@ -39,14 +39,13 @@ class Predictor:
     - The prompt's own record: p = (h + aB) / (n + a), for h successes in n rollouts. h and n decay by
       2^(−age/half_life). B is the mixture of all other experts.
 
-    L_e is the log-loss of expert e's predictions, which were made before the outcome was known. L_e decays by
+    L_e is the log-loss of the predictions that expert e made before the outcomes were known. L_e decays by
     2^(−rollouts/loss_half_life). Before the first fit, only the record and the mean are mixed.
 
     In a fit, the logit of an event at time t is φθ + D(t) − D(now), where D(t) is the drift up to time t. The fitted
     parameters include the drift up to now, so δ starts at 0 again after each fit.
 
-    The state is a flat dictionary, which the caller keeps and saves. Nothing is random. Durations are counted in
-    rollouts.
+    The state is a flat dictionary. The caller keeps and saves it. Nothing is random. Durations are counted in rollouts.
 
     Attributes:
         ridges: λ of each regression, at least one; each 0.0001 or more.

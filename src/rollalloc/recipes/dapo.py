@@ -40,8 +40,8 @@ def dapo(
         gen_groups: number of prompts in generation at a time, at least 1. None: three times `groups`.
         surplus: what happens if more groups are kept than the batch needs: "discard" them, as published, or "carry" them
             into the next batch.
-        max_candidates: maximum number of prompts tried for one batch. At this limit, the batch is trained on with the
-            groups that were kept. None: no limit.
+        max_candidates: maximum number of prompts tried for one batch. At this limit, the groups that were kept are
+            trained on. None: no limit.
         deviation: the kind of standard deviation, see `grpo`.
     """
     at_least("n", n, 2, "so that rewards can differ")

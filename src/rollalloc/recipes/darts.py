@@ -574,7 +574,7 @@ def _promised_longest(longest: int, by_size: bool, rows: int, size: int) -> int:
 class SampledTail(StopRule):
     """Once K rollouts have ended without truncation, keep a random sample of L running rollouts and stop the others.
 
-    K + L is the number of rows of a group, from the row rule. If r rollouts are running, each is kept with probability
+    The row rule declares K + L, the number of rows of a group. If r rollouts are running, each is kept with probability
     L / r, or 1 if r ≤ L. `ShortestAndLongest` weights the kept rollouts by the inverse of this probability. The sample
     replaces the L longest rollouts, because it is not known yet which rollouts will be the longest.
 

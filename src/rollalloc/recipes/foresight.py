@@ -45,7 +45,7 @@ def foresight(
         A = r - b(p̂),  multiplied by neg if it is negative
 
     1. Predict the success rate p̂ of candidate prompts from the table's features, from their earlier rollouts and from
-       the mean of all rollouts.
+       the mean metric of all rollouts.
     2. Draw `groups` prompts by the probability above, and generate n rollouts of each.
     3. Subtract the expected reward b(p̂) from each reward. Multiply negative advantages by `neg`.
     4. Train on all rollouts, and learn from their metrics to predict better.

@@ -185,7 +185,7 @@ class Knapsack(SizeRule):
 
 
 def _gain(p: float, n: int) -> float:
-    """The value of one more rollout after n, for a prompt of success rate p."""
+    """The gain in value from one more rollout after n, for a prompt of success rate p."""
     return (p**n * (1 - p) + (1 - p) ** n * p) * p * (1 - p) ** 2
 
 

@@ -6,7 +6,7 @@ The pilots find such prompts with a fraction of a full group's rollouts.
 How this differs from the paper and its released code:
 
 - A prompt is evicted as solved only if all its visits together show with a given confidence that it is solved. After some
-  epochs it is tried again. In the paper, one visit decides and the eviction is permanent.
+  epochs, the prompt is tried again. In the paper, one visit decides, and the eviction is permanent.
 - No new pilots are generated while enough prompts wait for this batch and the next. The published schedule is
   `pilots="every_round"`.
 - Groups that would be too old after the next update get commits first. If rollouts stream, all groups get commits in the
@@ -83,7 +83,7 @@ def pilot_commit(
     confidence: float | None = 0.95,
     deviation: advantages.Deviation | None = None,
 ) -> Recipe:
-    """Pilot-Commit: pilot rollouts find prompts with reward variance; these get more rollouts. arXiv 2605.26606.
+    """Pilot-Commit: pilot rollouts find prompts with reward variance; such prompts get more rollouts. arXiv 2605.26606.
 
     1. Draw `gen_groups` prompts and generate `n_pilot` rollouts of each.
     2. Judge each prompt by the mean metric of its pilots. A prompt inside the window [p_lower, 1 - p_upper] passes. Other
@@ -118,8 +118,8 @@ def pilot_commit(
             the trained rows. None: all pilots.
         effective: which n_effective pilots are taken. "max_variance": the subset whose metrics have the largest variance.
             "first": the pilots that were requested first.
-        max_candidates: maximum number of prompts that are piloted for one batch. At this limit, the batch is trained on
-            with the groups that are ready. None: no limit.
+        max_candidates: maximum number of prompts that are piloted for one batch. At this limit, the groups that are ready
+            are trained on. None: no limit.
         reprobe_every: number of epochs after which a solved prompt is piloted again, at least 1. None: never.
         confidence: confidence of the test that a prompt's success rate is p_solve or more (`surely_at_least`), in (0, 1).
             With p_solve=0.9 and confidence=0.95, a prompt without a failure passes the test when the weights of its

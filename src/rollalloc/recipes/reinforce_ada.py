@@ -2,8 +2,8 @@
 
 For runs in which many groups of a fixed size are all right or all wrong. Hard and easy prompts get more rollouts.
 
-This is the sequential method of the released code and of the paper's first two versions. The third version also has a
-variant based on estimation, which is not here. The baseline is the mean reward of the prompt. The released code
+This is the sequential method of the released code and of the paper's first two versions. A variant in the third version,
+based on estimation, is not implemented. The baseline is the mean reward of the prompt. The released code
 computes the mean from counts of successes; for rewards of 0 and 1, the result is the same.
 """
 

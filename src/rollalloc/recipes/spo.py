@@ -2,8 +2,8 @@
 
 For runs with one rollout per prompt. The record of earlier visits takes the place of other rollouts of the prompt.
 
-How this differs from the paper: the tracked rate starts at the table's prior rate or 1/2, while the paper first generates
-rollouts of every prompt. The distance that the weights moved is the sum of the updates' KL divergences. Prompts are
+How this differs from the paper: the tracked rate starts at the table's prior rate or 1/2. (The paper first generates
+rollouts of every prompt.) The distance that the weights moved is the sum of the updates' KL divergences. Prompts are
 drawn from a random pool of candidates. The tracker learns from the metric. See PAPERS.md.
 """
 

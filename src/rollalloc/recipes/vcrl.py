@@ -101,7 +101,7 @@ class Varied(JudgeRule):
 
         relative_variance ≥ `kappa`, or ≥ `kappa_first` in the first `first` updates of the weights
 
-    In both cases, the prompt may be drawn again at once.
+    Whether the group is trained on or dropped, its prompt may be drawn again at once.
 
     Attributes:
         kappa: smallest relative variance to train on, in (0, 1]. One success in 4 rollouts has a relative variance of

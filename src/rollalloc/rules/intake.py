@@ -22,10 +22,10 @@ class Fill(IntakeRule):
 
 @dataclass(frozen=True, slots=True)
 class KeepInFlight(IntakeRule):
-    """Keep `groups` groups running in the first stage, until enough groups are between the first stage and a batch.
+    """Keep `groups` groups running in the first stage. While enough groups have passed that stage, open none.
 
-    Such groups have passed the first stage and are not ready for a batch. `view.need` of them are enough. If `ahead` is
-    True and the recipe allows staleness, the groups of one more batch are needed.
+    Groups that are ready for a batch do not count. `view.need` groups are enough. If `ahead` is True and the recipe allows
+    staleness, one batch more is needed.
 
     Attributes:
         groups: number of groups in the first stage, at least 1.

@@ -69,7 +69,7 @@ class TopVariance(PromoteRule):
 
     Attributes:
         always: if True, the rule is kept even if rollouts stream, so that the run waits for whole stages. If None, `Oldest`
-            replaces this rule if rollouts stream.
+            replaces this rule when rollouts stream.
     """
 
     always: bool | None = None

@@ -89,7 +89,7 @@ class Everything(RowRule):
 
 @dataclass(frozen=True, slots=True)
 class _Some(RowRule):
-    """Base class of the rules that take m rollouts, or all if at most m have a score."""
+    """Base class of the rules that take m rollouts, or all rollouts if at most m have a score."""
 
     m: int
 

@@ -36,7 +36,7 @@ def check_recipe(
         batches: number of batches to train in each run, at least 2.
         allocator: the allocator class to test, for example a subclass of your own.
         like: the recipe whose promises are checked. It must have the same number of stages. Default: `recipe`.
-        rewards: the lowest and the highest simulated reward. Change them for rules that do not accept every number.
+        rewards: the lowest and the highest simulated reward. Change these limits for rules that do not accept every reward.
         table: function that makes a data set of a given number of prompts, with the keys, priors and features that the
             rules need. Default: prompts without keys, priors and features.
 

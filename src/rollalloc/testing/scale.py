@@ -24,7 +24,7 @@ _DECISIONS = 4  # number of decisions to measure, after the first one
 def check_work(
     recipe: Recipe, allocator: type[Allocator], world: World, few: int, table: Callable[[int], PromptTable]
 ) -> None:
-    """Check law 11: with many prompts, a decision reads no more entries and takes no more memory than with few.
+    """Check law 11: with many prompts, a decision reads no more entries and takes no more memory than with few prompts.
 
     The first decision of a run is not counted, because it may sort or shuffle all prompts once. Memory is measured too,
     because the count of entries misses some work, such as a Python list of all prompts.

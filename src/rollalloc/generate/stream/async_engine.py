@@ -172,7 +172,7 @@ class AsyncEngine(LocalEngine):
         self._straddled, self._paces = stream["straddled"], np.array(stream["paces"], np.float64)
 
     def _in_flight(self) -> _InFlight:
-        """Pause the back-end and return its rollouts. With overlap, or if the back-end cannot pause, return none."""
+        """Pause the back-end and return its rollouts. With overlap, or if the back-end cannot pause, return no rollouts."""
         if self._backend is None:
             return self._loaded
         if self._streaming.overlap or not isinstance(self._backend, Pausable):
@@ -189,7 +189,7 @@ class AsyncEngine(LocalEngine):
         return self._backend
 
     def _open(self, version: int) -> None:
-        """Create a back-end. Rollouts from a checkpoint continue after the tokens that they have."""
+        """Create a back-end. Rollouts from a checkpoint continue after their last token."""
         self._backend = backend = self._begin(version)
         rows: list[RunningRow] = []
         for generation, order in zip(self._loaded.generations, self._loaded.orders, strict=True):
@@ -207,7 +207,7 @@ class AsyncEngine(LocalEngine):
     # ------------------------------------------------------------------------------------------------------- taking in
 
     def _take_in(self, *, wait: bool) -> list[RolloutResult]:
-        """Take ended rollouts from the back-end and pass them to the scorer. Return those that are scored or stopped."""
+        """Take ended rollouts from the back-end and pass them to the scorer. Return the scored or stopped rollouts."""
         wait_s = (_SOON_S if self._scoring else _LATER_S) if wait else 0.0
         backend = self._opened
         ended = [*self._ended_before, *backend.poll(wait_s)]
@@ -230,7 +230,7 @@ class AsyncEngine(LocalEngine):
             time.sleep(_SOON_S)
 
     def _sort(self, ended: Sequence[Generation]) -> list[RolloutResult]:
-        """Pass complete rollouts to the scorer. Return those that were stopped."""
+        """Pass complete rollouts to the scorer. Return the stopped rollouts."""
         self._running.difference_update(each.rollout for each in ended)
         stopped = [each for each in ended if each.cancelled]
         if complete := [each for each in ended if not each.cancelled]:

@@ -1,4 +1,4 @@
-"""The protocol of a back-end: it samples tokens for the asynchronous engine, in this process or in another one.
+"""The protocol of a back-end: it samples tokens for the asynchronous engine, in this process or in another process.
 
 The engine calls all methods from one thread. Only `poll` waits:
 
@@ -8,7 +8,7 @@ The engine calls all methods from one thread. Only `poll` waits:
     backend.cancel([7])                             # `poll` still returns rollout 7, cancelled or complete
     backend.close()
 
-`poll` returns each submitted rollout exactly once, as a `Generation`. If the back-end is lost, it raises `BackendDied`.
+`poll` returns each submitted rollout exactly once, as a `Generation`. It raises `BackendDied` if the back-end is lost.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class RunningRow:
 
     Attributes:
         rollout: its id; running rows have different ids.
-        prompt: index of its prompt. The keys of random draws depend on it and on the rollout's id.
+        prompt: index of its prompt. The keys of random draws depend on this index and on the rollout's id.
         tokens: the prompt's token ids, at least one.
         sampled: the tokens sampled before the rollout was paused, with the versions of the weights. Sampling continues
             after them.
@@ -100,7 +100,7 @@ class BackendDied(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Paused:
-    """The rows of a paused back-end, running or waiting, in order; and rollouts that ended and were not yet returned."""
+    """The running and waiting rows of a paused back-end, in order; and rollouts that ended but were not yet returned."""
 
     rows: tuple[RunningRow, ...] = ()
     ended: tuple[Generation, ...] = ()

@@ -51,8 +51,8 @@ class ProcessBackend:
         model: the model that the process builds again, with the same weights and on the same device.
         decoding: settings of decoding.
         version: version of the model's weights.
-        limit_s: number of seconds without a sign of life after which the process is killed; while it starts, the limit is
-            at least two minutes.
+        limit_s: number of seconds without a sign of life after which the process is killed. While the process starts,
+            the limit is at least two minutes.
 
     Raises:
         ValueError: another process cannot build the model (`Blueprint.of`), or `LocalBackend` refuses it. Some errors are
