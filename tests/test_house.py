@@ -41,21 +41,17 @@ def floor(module: str) -> str | None:
 
 
 @cache
-def parsed(source: str) -> ast.Module:
-    return ast.parse(source)
-
-
-def imported(source: str) -> set[str]:
-    """Floors that a module's text imports from, within functions too."""
-    found: set[str | None] = set()
-    for node in ast.walk(parsed(source)):
+def names_imported(path: Path) -> set[str]:
+    """Names that a file imports, within functions too: of `from a import b`, both `a` and `a.b`."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Import):
-            found |= {floor(alias.name) for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute"
-            names = [f"rollalloc.{alias.name}" for alias in node.names] if node.module == "rollalloc" else [node.module]
-            found |= {floor(name or "") for name in names}
-    return {each for each in found if each in FLOORS}
+            assert node.module
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return names
 
 
 def test_every_module_stands_on_a_floor():
@@ -67,7 +63,8 @@ def test_every_module_stands_on_a_floor():
 def test_no_import_points_up(name):
     here = ROOT / name
     for path in [*here.rglob("*.py")] if here.is_dir() else [here.with_suffix(".py")]:
-        up = {each for each in imported(path.read_text("utf-8")) if FLOORS.index(each) > FLOORS.index(name)}
+        floors = {floor(each) for each in names_imported(path)} & set(FLOORS)
+        up = {each for each in floors if FLOORS.index(each) > FLOORS.index(name)}
         assert not up, f"{path.relative_to(ROOT)} imports {', '.join(sorted(up))}"
 
 
@@ -92,13 +89,7 @@ def modules_imported(module: str) -> set[str]:
     """Modules of this package that a module's text imports, within functions too."""
     path = ROOT.joinpath(*module.split(".")[1:])
     path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    names: set[str] = set()
-    for node in ast.walk(parsed(path.read_text("utf-8"))):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return {name for name in names if is_module(name)}
+    return {name for name in names_imported(path) if is_module(name)}
 
 
 def is_module(name: str) -> bool:
@@ -124,11 +115,6 @@ def test_training_a_model_of_ones_own_needs_nothing_of_the_benchmark():
     assert "rollalloc.lab.bench.presets" in reachable("rollalloc.cli.tasks", without="")  # it makes a task's files
 
 
-def classes(source: str) -> set[str]:
-    """Names of the classes that a module's text defines, whether at its top or within another class or a function."""
-    return {node.name for node in ast.walk(parsed(source)) if isinstance(node, ast.ClassDef)}
-
-
 # Packages that are imported and come with another one that pyproject.toml names; wandb is the user's own.
 COME_WITH_OTHERS = {"huggingface_hub", "tokenizers", "packaging", "markupsafe", "sympy", "wandb"}
 COME_WITH_VERL = {"hydra", "omegaconf", "ray", "tensordict", "torchdata", "transfer_queue"}
@@ -140,10 +126,7 @@ def test_every_package_that_is_imported_is_one_that_an_installation_has():
     extras = {name: wanted for name, wanted in project["optional-dependencies"].items() if name not in ("dev", "docs")}
     wanted = [*project["dependencies"], *(line for lines in extras.values() for line in lines)]
     there = {re.split(r"[^\w-]", line)[0].lower().replace("_", "-") for line in wanted}
-    trees = [ast.parse(file.read_text("utf-8")) for file in ROOT.rglob("*.py")]
-    nodes = [node for tree in trees for node in ast.walk(tree)]
-    modules = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-    modules |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level}
+    modules = {name for file in ROOT.rglob("*.py") for name in names_imported(file)}
     packages = {module.partition(".")[0] for module in modules} - {"rollalloc", *sys.stdlib_module_names}
     known = packages_distributions()
     absent = {
@@ -161,8 +144,7 @@ def test_a_class_name_is_defined_once():
         module = path.relative_to(ROOT).with_suffix("").parts
         if any(part.startswith("_") and part != "__init__" for part in module):
             continue
-        for name in classes(path.read_text("utf-8")):
-            if not name.startswith("_"):
-                modules.setdefault(name, set()).add(".".join(module))
+        for name in re.findall(r"^ *class ([A-Za-z]\w*)[(:]", path.read_text("utf-8"), re.MULTILINE):
+            modules.setdefault(name, set()).add(".".join(module))
     shared = {name: where for name, where in modules.items() if len(where) > 1}
     assert not shared
