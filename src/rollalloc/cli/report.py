@@ -128,7 +128,7 @@ def _show_costs(runs: Sequence[str], costs: Sequence[Cost], baseline: int, targe
     console.print(shown)
     console.print(
         Text(
-            f"× less: the cost of {runs[baseline]} divided by the run's. The target is reached at the first of two "
+            f"× less: the cost of {runs[baseline]} divided by this run's. The target is reached at the first of two "
             "successive validations at or above the target. Seconds are without validation and checkpoints."
         )
     )

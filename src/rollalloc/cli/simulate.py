@@ -274,7 +274,7 @@ def _notes(scenario: Scenario, priced: Sequence[PricedRecipe]) -> list[str]:
     ]
     if workload.get("left_out"):
         notes.append(
-            f"{workload['left_out']:,} logged rollouts were stopped or have no score and were left out: if they were "
+            f"{workload['left_out']:,} logged rollouts were stopped or have no score and were left out. If many were "
             "stopped, the simulated lengths are too short."
         )
     for each in priced:

@@ -287,7 +287,7 @@ TABLE: Mapping[str, tuple[Metric, ...]] = {
         Metric(
             "sampler_kl",
             "nats per token",
-            "KL divergence from the weights that sampled to those that are trained",
+            "KL divergence from the sampling weights to the trained weights",
             ("Tinker",),
         ),
         Metric("loss_sum", "", "the service's loss, summed over tokens", ("Tinker",)),
@@ -329,8 +329,10 @@ TABLE: Mapping[str, tuple[Metric, ...]] = {
         Metric("rounds", "rounds", "number of times that rollouts were ordered in this step", ("verl",)),
         Metric("held/groups", "groups", "groups that wait for a later batch", ("verl",)),
         Metric("held/in", "groups", "waiting groups that began to wait in this step", ("verl",)),
-        Metric("held/out", "groups", "groups that waited before this step and were trained on in it", ("verl",)),
-        Metric("held/lost", "groups", "groups that waited before this step and were dropped in it", ("verl",)),
+        Metric(
+            "held/out", "groups", "groups of earlier steps that waited, and were trained on in this step", ("verl",)
+        ),
+        Metric("held/lost", "groups", "groups of earlier steps that waited, and were dropped in this step", ("verl",)),
         Metric("padding_rows", "rows", "padding rows in the batch, from which nothing is learned", ("verl",)),
         Metric(
             "requests_left",

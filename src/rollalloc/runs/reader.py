@@ -22,7 +22,7 @@ from rollalloc.runs.recorded import Line, RecordedRun
 from rollalloc.runs.trl_log import read_trl, state_in
 from rollalloc.runs.verl_run import read_verl_run
 
-MOST_LINES = 1024  # if more than twice as many lines of a kind are kept, every second line is dropped
+MOST_LINES = 1024  # when twice as many lines of a kind have been kept, every second line is dropped
 _KINDS = ("batch", "eval", "end", "failed", "resume")  # all other kinds of lines are kept together
 _LONGEST_DESCRIPTION = 8 << 20  # bytes
 _TAIL = 1 << 18  # bytes at the end of the metrics in which `newest_lines` searches

@@ -50,7 +50,7 @@ def parsed(text: bytes) -> dict[str, Any]:
 
 
 def take(entries: Mapping[str, Any], needed: Fields, known: Fields) -> tuple[dict[str, Any], str | None]:
-    """Check the fields of an object. Fields that are in neither list are left out.
+    """Check the fields of an object. Fields that are neither in `needed` nor in `known` are left out.
 
     Args:
         entries: the object.

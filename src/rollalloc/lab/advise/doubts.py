@@ -15,7 +15,7 @@ from rollalloc.lab.waste.groups import Groups, Log
 from rollalloc.lab.waste.shares import LEAST_PROMPTS
 
 _WIDE = 0.25  # an interval wider than this is too uncertain
-_SURE, _SURE_OF_SOME = 4.0, 3.0  # `is_filtered` needs this many standard errors: first test, second test
+_SURE, _SURE_OF_SOME = 4.0, 3.0  # standard errors required by the two tests of `is_filtered`
 
 
 def too_few(judged: Groups, rates: RateMixture, prompts: int, *, complete: bool = True) -> str:

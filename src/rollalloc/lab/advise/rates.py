@@ -127,8 +127,8 @@ def fit_rates(
     b is uniform, the pseudo-count c is 0.05, and EM starts at w = b. EM changes only what the counts determine. Everything
     else stays as in b: for example, 4 rollouts per prompt do not determine the share of groups of 32 without variance. For
     the intervals to cover this uncertainty too, each resample has its own b and c. b is a random mixture of the uniform
-    distribution and a Dirichlet draw with a few large weights. c ~ Exp(1), for this reason: if x
-    prompts of a rare kind are expected in a log, the probability that it has none of them is exp(−x).
+    distribution and a Dirichlet draw with a few large weights. c is drawn from Exp(1), because a log in
+    which x prompts of a rare kind are expected has none of them with probability exp(−x).
 
     Args:
         hits_V: number of right rollouts of each visit, in [0, count].

@@ -194,7 +194,8 @@ class _Answers:
     def _keep(self, number: int, answer: Answer) -> None:
         rollout = self.missing[number]
         digest, place = self._asked[rollout]
-        if answer.tokens != 0 or not answer.failure:  # other requests cost nothing and may be repeated
+        # A failed request without tokens cost nothing, and may be repeated.
+        if answer.tokens != 0 or not answer.failure:
             append_text(self._path, json.dumps({"asked": digest, "rollout": place, **asdict(answer)}) + "\n")
         with self._lock:
             self.of[rollout] = answer

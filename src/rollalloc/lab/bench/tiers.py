@@ -12,7 +12,7 @@ from rollalloc.named import RECIPES
 from rollalloc.train.defaults import DEFAULT_ALONE, DEFAULT_SHAPE
 
 _FIRST_SEED = 9900  # seeds from here on were not used before
-_FIRST_OF_LADDER = 9700  # the same
+_FIRST_OF_LADDER = 9700  # the same for the ladder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

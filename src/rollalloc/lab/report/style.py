@@ -48,7 +48,7 @@ class Kind:
 CAUSES: Mapping[str, Kind] = {
     "trained": Kind(
         "trained on",
-        "in a group whose rewards differed; or alone, compared with the baseline that the method's sentence names",
+        "in a group whose rewards differed, or without a group, compared with a baseline",
         GREEN,
     ),
     "zero_variance": Kind(

@@ -111,8 +111,8 @@ class Pace:
 
         s(x) = x · (seconds_N[c] + per_held · (K + c · x / 2))
 
-    seconds, because each step adds c tokens of context. Tokens are treated as continuous; the error in the
-    context is half a token per rollout.
+    seconds, because each step adds c tokens of context. Tokens are treated as continuous; the error in the context
+    is half a token per rollout.
 
     Attributes:
         seconds_N: seconds per token for 0 to `slots` rollouts, without context.

@@ -27,7 +27,7 @@ PREFIX = "rg/"
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _QUOTED = re.compile(r"'([^']*)'")  # an item of a list as Python prints it
 WARM_UP_POOL = 16_384  # number of questions for the warm-up
-_DRAWS = 50  # after this number of draws per prompt without enough new prompts, the task counts as too small
+_DRAWS = 50  # number of draws per prompt after which a task without enough new prompts counts as too small
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ def character_tokenizer(
 ) -> PreTrainedTokenizerFast:
     """Tokenizer with one token per character, white space included, and one for each word that most prompts contain.
 
-    So a task's fixed phrases take few tokens, everything else is spelled, and decoding returns the exact text. Prompts
+    So a task's fixed phrases take few tokens, everything else is spelled out, and decoding returns the exact text. Prompts
     and answers must contain every character in use; `words` replaces the words that most prompts contain.
     """
     if words is None:

@@ -19,7 +19,7 @@ _PACKED = (".bz2", ".xz", ".zip")
 FORMATS = {
     "trl": trl.FORMAT,
     "verl": verl.FORMAT,
-    "verifiers": prime_rl.VERIFIERS,  # before prime-rl, because its lines look like those of prime-rl too
+    "verifiers": prime_rl.VERIFIERS,  # before prime-rl, which would also match these lines
     "prime-rl": prime_rl.FORMAT,
     "rollalloc": ours.FORMAT,
 }

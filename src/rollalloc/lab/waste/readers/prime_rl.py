@@ -1,7 +1,7 @@
 """Reader for the traces of prime-rl and of verifiers' `vf-eval`: each line is an episode, or one trace of an episode.
 
 Both write episodes in the format of the Python package `verifiers`. prime-rl also writes the id of each episode's group.
-Traces of evaluations have no such id; the rollouts of one task in one run are a group.
+Traces of evaluations have no such id: their groups are the rollouts of one task in one run.
 """
 
 from __future__ import annotations

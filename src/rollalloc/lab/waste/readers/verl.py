@@ -69,7 +69,7 @@ def _read(files: Files, log: Log, options: Options) -> None:
             "--rows all"
         )
     fields = " and ".join(f"{names([name])} ({rows:,} rows)" for name, rows in used.items())
-    log.notes.append(f"reward: {fields}; lengths are characters of the output, since verl logs no tokens")
+    log.notes.append(f"reward: {fields}; lengths are in characters of the output, because verl logs no tokens")
     if validation:
         log.notes.append(
             f"{validation:,} rows are of validation and were left out (they have the field reward, equal to score); "
@@ -78,7 +78,7 @@ def _read(files: Files, log: Log, options: Options) -> None:
     if repeated:
         log.notes.append(f"{repeated:,} lines repeat the uid of another and were left out")
     log.notes.append(
-        "verl dumps what it trains on: groups that algorithm.filter_groups or a recipe of rollalloc left out are missing, "
+        "verl dumps what it trains on: groups left out by algorithm.filter_groups or by a recipe of rollalloc are missing, "
         "so the true waste may be higher"
     )
 
