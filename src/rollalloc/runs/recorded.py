@@ -64,7 +64,7 @@ class RecordedRun:
     def last(self) -> Line:
         """The newest line of the metrics that is not an evaluation; empty if there are no metrics.
 
-        Evaluations are skipped, because their totals may be those of earlier weights.
+        Evaluations are skipped, because their totals may belong to earlier weights.
         """
         lines = (line for line in reversed(self.metrics) if line["kind"] != "eval")
         return next(lines, self.metrics[-1] if self.metrics else {})

@@ -218,7 +218,7 @@ def orders_of(drawn: Sequence[int], n: int) -> list[Order]:
 
 
 def kept(place: ProfileFolder, before: int, n: int) -> int:
-    """Number of prompts whose rollouts are kept: all if the profile was complete, otherwise those of complete waves."""
+    """Number of prompts whose rollouts are kept: all if the profile was complete, otherwise those in complete waves."""
     groups = place.rollouts() // n
     complete = groups if groups == before else _boundary(groups)
     place.cut(complete * n)

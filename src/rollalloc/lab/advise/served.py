@@ -1,4 +1,4 @@
-"""Sample a profile from a model at a server, into a folder like that of `sampling.sample_profile`.
+"""Sample a profile from a model at a server, into the same kind of folder as `sampling.sample_profile`.
 
 Each answer is written to `answers.jsonl` when it arrives, with a digest of its request. A later call uses these answers and
 requests only the missing ones. So an interrupted call continues, and a call with another reward (`overwrite`) or with more
@@ -66,7 +66,7 @@ def sample_served(
 ) -> Path:
     """Roll out some prompts of a run's training set at a server, and score the rollouts here.
 
-    Arguments and errors are those of `sample_profile`, with these additions:
+    This has the arguments and raises the errors of `sample_profile`, with these additions:
 
     Args:
         run: the run to profile. Its model is the name under which the server serves the model.

@@ -183,7 +183,7 @@ def _contestant(label: str, tier: Tier) -> Contestant:
         recipe, parameters = tier.methods[label]
     else:
         for unknown in set(label.split("+")) - set(RECIPES):
-            make_recipe(unknown, {})  # raises an error that lists the known ones
+            make_recipe(unknown, {})  # raises an error that lists the known recipes
         recipe, parameters = label, default_parameters(label)
     make_recipe(recipe, parameters)
     return Contestant(recipe=recipe, label=label, parameters=json.loads(json.dumps(dict(parameters))))

@@ -1,4 +1,4 @@
-"""A pool of worker processes, each of which carries out one run after another. If one dies, only its current run fails."""
+"""A pool of worker processes. Each carries out one run after another. If a process dies, only its current run fails."""
 
 from __future__ import annotations
 

@@ -189,7 +189,7 @@ def with_task_files(run: Config, folder: Path, shown: Shown = unseen) -> Config:
     unchanged.
 
     Raises:
-        ValueError: a folder is not that of a task, or was created with other settings.
+        ValueError: a folder does not belong to a task, or was created with other settings.
     """
     if run.model:
         return run

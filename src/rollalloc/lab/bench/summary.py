@@ -1,7 +1,7 @@
 """Summarizes a comparison from the `run.json` and `metrics.jsonl` of its runs.
 
 Point estimates are interquartile means: a quarter of the values, rounded down, is cut off at each end before averaging.
-Intervals are bootstrapped over seeds. For a censored run, the cost that it had paid is used, which is a lower bound.
+Intervals are bootstrapped over seeds. For a censored run, the cost that it had paid is used. This cost is a lower bound.
 The point estimate is then a bound too. It is marked as a bound, and has no interval.
 """
 
@@ -191,7 +191,7 @@ def summaries(folder: Path) -> list[Summary]:
 
 
 def summaries_of(places: Sequence[Path]) -> list[Summary]:
-    """Summaries of the runs in these folders, task by task. Errors are those of `summaries`."""
+    """Summaries of the runs in these folders, task by task. Raises the errors of `summaries`."""
     by_task: dict[str, list[tuple[Path, Config]]] = {}
     for place in places:
         run = read_config(place)

@@ -86,7 +86,7 @@ TIERS: Mapping[str, Tier] = MappingProxyType(
             recipes=tuple(RECIPES),
             seeds=_seeds(8),
         ),
-        # Shows whether findings on tiny models hold for larger ones: one mixture of questions, several model sizes.
+        # Shows whether findings on tiny models hold for larger models: one mixture of questions, several model sizes.
         "ladder": Tier(
             tasks={"ladder/0.15m": 6_000, "ladder/1m": 6_000, "ladder/8m": 4_096, "ladder/135m": 1_024},
             seeds=_seeds(8, _FIRST_OF_LADDER),

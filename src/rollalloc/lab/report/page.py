@@ -225,7 +225,7 @@ def _section(
     methods = by_label(runs)
     colours = dict(zip(methods, style.METHODS * len(methods), strict=False))
     sentences = {} if summary is None else findings(summary)
-    # An unfinished run can have other settings than the finished ones, and so another label.
+    # An unfinished run can have other settings than the finished runs, and so another label.
     if not sentences.keys() <= methods.keys():
         sentences = {}
     sentences = sentences or {label: story(of_label, label) for label, of_label in methods.items()}

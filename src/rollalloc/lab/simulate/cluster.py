@@ -188,8 +188,8 @@ class Scenario:
 
         Args:
             recipe: any recipe that draws its own prompts.
-            max_staleness: replaces the recipe's own value. None: the recipe's own value, which "async" raises to at least 1
-                and at least the cluster's `ahead`.
+            max_staleness: replaces the recipe's own value. None: the recipe's own value; with "async", at least 1 and at
+                least the cluster's `ahead`.
 
         Raises:
             ValueError: a data loader draws the recipe's prompts; or the staleness is negative or below `ahead`.

@@ -136,7 +136,7 @@ class Hardware:
         attention are left out; at 8,192 tokens they would add a few percent.
 
         Args:
-            given: costs by name, which replace the estimates.
+            given: costs by name. They replace the estimates.
         """
         model, gpu = MODELS[self.model], GPUS[self.gpu]
         forward = 2 * model.parameters / gpu.flops

@@ -104,8 +104,8 @@ def prepare(folder: Path, task: ChatTask) -> ChatFiles:
     """Create the task's files in its own folder, unless they exist.
 
     Raises:
-        ValueError: there are too few different questions; or the folder is not that of a task, or was created with another
-            configuration.
+        ValueError: there are too few different questions; or the folder does not belong to a task, or was created with
+            another configuration.
         ImportError: reasoning-gym is not installed.
     """
 

@@ -71,7 +71,7 @@ class Problem:
 
 
 def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> float:
-    """1.0 if the answer's tokens are exactly the right ones, otherwise 0.0. White space is ignored."""
+    """1.0 if the answer has exactly the right tokens, otherwise 0.0. White space is ignored."""
     return float(solution_str.split() == ground_truth.split())
 
 

@@ -257,7 +257,7 @@ def prepare(
 
     Raises:
         FileNotFoundError: the model is missing. The message names the command that creates it.
-        ValueError: the warm-up ended outside its band, or a folder is not that of a task.
+        ValueError: the warm-up ended outside its band, or a folder does not belong to a task.
     """
     made = questions(folder / "questions", mixture)
     return TaskFiles(

@@ -1,6 +1,6 @@
-"""Sort: a prompt is two to fourteen symbols, duplicates allowed; the one right answer is the same symbols, sorted.
+"""Sort: a prompt is two to fourteen symbols, duplicates allowed; the only right answer is the same symbols, sorted.
 
-The warm-up is plain supervised training that stops early: short prompts are mostly solved, long ones rarely.
+The warm-up is plain supervised training that stops early: short prompts are mostly solved, long prompts rarely.
 """
 
 from __future__ import annotations

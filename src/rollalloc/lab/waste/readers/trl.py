@@ -100,7 +100,7 @@ class _Read:
     compared: int = 0  # number of groups for which advantages and rewards can be compared
     contradicted: int = 0  # number of groups in which the advantages do not follow the reward
     evaluations: int = 0  # number of rows of evaluations
-    repeated: int = 0  # number of files that repeat the one before
+    repeated: int = 0  # number of files that repeat the file before
     undivided: int = 0  # number of series (of rows with the same prompt) whose length is no multiple of the group size
     messages: bool = False  # whether a completion was a list of messages
 
@@ -332,9 +332,9 @@ def _notes(read: _Read, options: Options, unknown: bool) -> list[str]:
         "TRL logs only the last generation batch before each log: with logging_steps above 1, other batches are missing"
     )
     if read.messages:
-        notes.append("completions are lists of messages: lengths and answers are those of the assistant's text")
+        notes.append("completions are lists of messages: lengths and answers are taken from the assistant's text")
     if read.repeated:
-        notes.append(f"{read.repeated} files repeat the one before them and were left out")
+        notes.append(f"{read.repeated} files repeat the file before them and were left out")
     if read.undivided:
         notes.append(
             f"--group-size {options.group_size} does not divide {read.undivided} series of rows with the same prompt; "
