@@ -212,7 +212,7 @@ class RunOptions(SamplingOptions):
     )
     features: str | None = on_training(
         None,
-        "For recipes that predict success: file from `rollalloc features`, or the word none (default: compute them first).",
+        "For recipes that predict: file from `rollalloc features`, or the word none (default: compute features first).",
     )
     track: list[str] | None = on_output(None, "Tracker: tensorboard or wandb; repeatable.")
 
