@@ -603,8 +603,8 @@ def test_offers_to_a_recipe_that_draws_its_own_prompts_are_refused():
         (Failed(99, "x"), "rollout 99: was never ordered"),
         (Failed(0, "x", -1), "tokens must be a whole number of 0 or more"),
         (Cancelled(-1, 0), "rollout -1: was never ordered"),
-        (Updated(3), r"Updated\(3\): the version must grow, the weights are at 3"),
-        (Updated(2), r"Updated\(2\): the version must grow, the weights are at 3"),
+        (Updated(3), r"Updated\(3\): the version must be larger than 3, the version"),
+        (Updated(2), r"Updated\(2\): the version must be larger than 3, the version"),
         ("done", "expected an event of rollalloc.core.events, got str"),
     ],
 )

@@ -203,7 +203,7 @@ def test_an_accepted_recipe_goes_on_from_the_state():
 def test_groups_in_flight_do_not_fit_a_recipe_with_other_stages(saved):
     refuse(
         saved,
-        "groups are in flight in 2 stages, this recipe has 1; finish them",
+        "groups are in flight under a recipe with 2 stages, but this recipe has 1; finish",
         recipes.grpo(2, 2),
         accept_recipe=True,
     )

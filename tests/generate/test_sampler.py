@@ -441,7 +441,7 @@ def test_settings_out_of_range_are_refused(setting, value):
 
 
 def test_bad_requests_are_refused(model):
-    with pytest.raises(ValueError, match="requested once"):
+    with pytest.raises(ValueError, match="is requested 2 times"):
         run(model, [Request(0, (3,), (1, 2)), Request(1, (4,), (2,))])
     with pytest.raises(ValueError, match="at least one token"):
         run(model, [Request(0, (), (1,))])

@@ -83,7 +83,9 @@ def on_updated(run: Run, event: Updated) -> None:
     """Handle an update of the weights: release or keep the rows of the batch, and drop groups that are now too old."""
     version = whole(event.version, "Updated: version")
     if version <= run.version:
-        raise EventError(f"Updated({version}): the version must grow, the weights are at {run.version}")
+        raise EventError(
+            f"Updated({version}): the version must be larger than {run.version}, the version of the weights"
+        )
     run.kl_sum += _moved(event)
     run.version = version
     run.selection.begin()

@@ -119,8 +119,8 @@ def _check_origin(run: Run, state: dict[str, Any], accept_recipe: bool) -> None:
     stages = len(state["recipe"]["stages"])
     if state["groups"] and stages != len(run.recipe.stages):
         raise ValueError(
-            f"{len(state['groups'])} groups are in flight in {stages} stages, this recipe has {len(run.recipe.stages)}; "
-            "finish them under the saved recipe first"
+            f"{len(state['groups'])} groups are in flight under a recipe with {stages} stages, but this recipe has "
+            f"{len(run.recipe.stages)}; finish the groups under the saved recipe first"
         )
 
 

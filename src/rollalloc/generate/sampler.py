@@ -163,7 +163,9 @@ def stream(
     rollout_R = [rollout for request in by_length for rollout in request.rollouts]
     if len(set(rollout_R)) < len(rollout_R):
         [(twice, times)] = Counter(rollout_R).most_common(1)
-        raise ValueError(f"each rollout may be requested once, got {twice} {times} times; copies would be identical")
+        raise ValueError(
+            f"rollout {twice} is requested {times} times; expected one request, as copies would be identical"
+        )
     keys_R = draw_keys(seed, np.array([request.prompt for request in by_length], np.int64)[request_R], rollout_R)
     ends_V = ends_of(model, eos_ids, sampling)
     index_of = {rollout: index for index, rollout in enumerate(rollout_R)}

@@ -55,7 +55,7 @@ def completion_logprobs(
     """
     if not prompts or len(prompts) != len(completions):
         got = f"{len(prompts)} prompts and {len(completions)} completions"
-        raise ValueError(f"expected one completion per prompt, at least one, got {got}; repeat the prompts")
+        raise ValueError(f"expected one completion per prompt, and at least one prompt, got {got}; repeat the prompts")
     shared = shared_prefix(model, prompts) if share else 0
     logits_BTV, completion_BT, mask_BT = _completion_logits(model, prompts, completions, pad_id, temperature, shared)
     return _logprobs(logits_BTV, completion_BT, mask_BT), mask_BT
@@ -221,7 +221,9 @@ def padded(
     """
     lengths_B = np.array([len(sequence) for sequence in sequences])
     if lengths_B.min() == 0:
-        raise ValueError(f"expected at least one token a sequence, got none in sequence {lengths_B.argmin()}; drop it")
+        raise ValueError(
+            f"expected at least one token per sequence, got none in sequence {lengths_B.argmin()}; drop it"
+        )
     columns_T = np.arange(lengths_B.max())
     if side == "left":
         columns_T = columns_T[::-1]

@@ -159,7 +159,7 @@ def _refuse_taken(folder: Path) -> None:
 def _need_room(place: Path, room: int) -> None:
     free = shutil.disk_usage(place).free
     if free < room:
-        problem = f"making the model takes up to {room / 1e6:,.0f} MB, {free / 1e6:,.0f} MB are free"
+        problem = f"making the model takes up to {room / 1e6:,.0f} MB, but only {free / 1e6:,.0f} MB are free"
         raise OSError(errno.ENOSPC, f"{problem}; free some space, or give another folder", str(place))
 
 
