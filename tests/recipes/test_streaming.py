@@ -1,6 +1,5 @@
 """What an engine makes of a recipe whose rollouts stream."""
 
-import logging
 import re
 from dataclasses import replace
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import pytest
 
 from rollalloc import recipes
-from rollalloc.recipes.streaming import streamed, streamed_aloud, streaming_notes
+from rollalloc.recipes.streaming import streamed, streaming_notes
 from rollalloc.rules.intake import Ahead, Fill
 from rollalloc.rules.promote import MostRecent, Oldest, TopVariance
 
@@ -101,10 +100,3 @@ def test_what_should_be_known_is_said(recipe, given, says):
     assert len(notes) == len(says)
     for note, expected in zip(notes, says, strict=True):
         assert re.search(expected, note), note
-
-
-def test_a_driver_says_it_in_its_log(caplog):
-    with caplog.at_level(logging.INFO):
-        made = streamed_aloud(recipes.pilot_commit(**PILOTS), logging.getLogger("driver"), ahead=None)
-    assert made.stages[0].promote == Oldest()
-    assert "the oldest of the prompts" in caplog.text

@@ -37,7 +37,7 @@ def opening_halt(run: Run) -> Halt | None:
 def prompts_halt(run: Run) -> Halt:
     """The reason why no prompt can be drawn."""
     loader = run.loader
-    if loader is not None and not run.pool.dry and not run.pool.exhausted():
+    if loader is not None and not run.pool.dry and run.pool.barred < len(run.table):
         if loader.ended(run.memory):
             return Halt("prompts: the loader has ended and all prompts that it offered were used", Ends.RUN)
         why = "all prompts offered are used up; tell Offered with more of them (Allocator.wanted() says how many)"

@@ -153,10 +153,6 @@ class PromptPool:
         if self.should_warn or share >= 2 * LEAST_SHARE:
             self._said = halved
 
-    def exhausted(self) -> bool:
-        """Whether no prompt may ever be drawn again."""
-        return self.barred == len(self.due_N)
-
     def state_dict(self) -> dict[str, Any]:
         """The complete state as JSON data."""
         return {

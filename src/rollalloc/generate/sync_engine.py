@@ -96,20 +96,14 @@ class SyncEngine(LocalEngine):
         return self._finish([generation for generation, _ in scored], [outcome for _, outcome in scored])
 
     def _stream(self, orders: Sequence[Order]) -> _Wave:
+        rollouts_of: dict[int, tuple[int, ...]] = {}  # joined by prompt, so that they share a prefill
+        for order in orders:
+            rollouts_of[order.prompt] = rollouts_of.get(order.prompt, ()) + order.rollouts
         return stream(
             self.behaviour.policy().model,
-            [Request(order.prompt, self.prompts.tokens[order.prompt], order.rollouts) for order in _joined(orders)],
+            [Request(prompt, self.prompts.tokens[prompt], rollouts) for prompt, rollouts in rollouts_of.items()],
             self.sampling,
             eos_ids=self.policy.eos_ids,
             pad_id=self.policy.pad_id,
             seed=self.seed,
         )
-
-
-def _joined(orders: Sequence[Order]) -> list[Order]:
-    """Join orders of the same group, so that they share a prefill."""
-    by_group: dict[int, Order] = {}
-    for order in orders:
-        before = by_group.get(order.group)
-        by_group[order.group] = order if before is None else before._replace(rollouts=before.rollouts + order.rollouts)
-    return list(by_group.values())

@@ -81,8 +81,9 @@ def mix(first: Recipe, second: Recipe, take: Mapping[str, Side] | None = None) -
     *before, last = first.stages
     single, *others = second.stages
     if others:
+        names = [[stage.name for stage in recipe.stages] for recipe in (first, second)]
         raise ValueError(
-            f"both recipes have several stages, {_names(first)} and {_names(second)}; write one recipe with all of them"
+            f"both recipes have several stages, {names[0]} and {names[1]}; write one recipe with all of them"
         )
     mixed: dict[str, Any] = {
         slot: _either(slot, getattr(first, slot), getattr(second, slot), plain, take)
@@ -192,7 +193,3 @@ def _refuse_too_few_rollouts(recipe: Recipe) -> None:
             f"{recipe.rows!r} trains on {m} rollouts but the stages generate only {total}; give n of at least {m} to the "
             "first recipe, which sets the number of rollouts"
         )
-
-
-def _names(recipe: Recipe) -> list[str]:
-    return [stage.name for stage in recipe.stages]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from logging import Logger
 
 from rollalloc.core.recipe import Recipe, at_least
 from rollalloc.recipes.pilot_commit import EveryRound
@@ -78,11 +77,3 @@ def streaming_notes(recipe: Recipe, made: Recipe) -> list[str]:
                 f"with long rollouts may become too old and be dropped; staleness={2 * ahead} keeps them"
             )
     return notes
-
-
-def streamed_aloud(recipe: Recipe, log: Logger, *, ahead: int | None) -> Recipe:
-    """Adapt the recipe with `streamed`, and write its notes to a driver's log."""
-    made = streamed(recipe, ahead=ahead)
-    for note in streaming_notes(recipe, made):
-        log.info(note)
-    return made

@@ -165,19 +165,12 @@ class Config:
     generator_limit_s: float = 600.0
 
     def __post_init__(self) -> None:
-        self._check_data_and_reward()
-        self._check_numbers()
-        self._check_together()
-
-    def _check_data_and_reward(self) -> None:
         template_arguments(self.chat_template_args)
         at_least("reward_workers", self.reward_workers, 0, "0 scores in this process")
         if self.reward_workers > _MOST_WORKERS:
             raise ValueError(f"reward_workers must be at most {_MOST_WORKERS} processes, got {self.reward_workers}")
         if not 0 < self.reward_limit_s < 1e6:
             raise ValueError(f"reward_limit must be a positive number of seconds, got {self.reward_limit_s}")
-
-    def _check_numbers(self) -> None:
         at_least("seed", self.seed, 0)
         at_least("averaging", self.averaging, 0)
         if self.seed >= 2**63:
@@ -201,6 +194,7 @@ class Config:
         for name, kind in (("precision", Precision), ("sampling_dtype", SamplingDtype), ("engine", Engine)):
             if getattr(self, name) not in (known := get_args(kind)):
                 raise ValueError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
+        self._check_together()
 
     def _check_together(self) -> None:
         """Raise a ValueError if values contradict each other."""

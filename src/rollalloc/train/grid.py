@@ -43,7 +43,19 @@ class Grid:
             FloatingPointError: the accuracy is not finite.
             MetricError: there is a target, but the mean metric is not an accuracy.
         """
-        self._check(evaluation)
+        accuracy, target = evaluation.accuracy, self._config.target
+        if accuracy is None:
+            if self._counters.batches:  # `Notices` warns about the first evaluation
+                log.warning("no held-out sample has a score: %s", counted(evaluation.unscored))
+        elif not isfinite(accuracy):
+            raise FloatingPointError(
+                f"the held-out accuracy is {accuracy}: the weights diverged; try a smaller learning rate"
+            )
+        elif target is not None and not -_ROUNDING <= accuracy <= 1 + _ROUNDING:
+            raise MetricError(
+                f"the target {target} is an accuracy, but the mean held-out metric is {accuracy:g}; "
+                'let the reward function return {"score": reward, "acc": 1.0 if right else 0.0}, or set no target'
+            )
         self.latest, self._evaluation = version, evaluation
 
     def record(self, at: int | None) -> dict[str, Any]:
@@ -69,18 +81,3 @@ class Grid:
         """The newest accuracy, if the last two versions evaluated on the grid reached the target; otherwise None."""
         target, latest = self._config.target, [accuracy for _, accuracy in self._counters.accuracies[-2:]]
         return latest[-1] if target is not None and len(latest) == 2 and min(latest) >= target else None
-
-    def _check(self, evaluation: Evaluation) -> None:
-        accuracy, target = evaluation.accuracy, self._config.target
-        if accuracy is None:
-            if self._counters.batches:  # `Notices` warns about the first evaluation
-                log.warning("no held-out sample has a score: %s", counted(evaluation.unscored))
-        elif not isfinite(accuracy):
-            raise FloatingPointError(
-                f"the held-out accuracy is {accuracy}: the weights diverged; try a smaller learning rate"
-            )
-        elif target is not None and not -_ROUNDING <= accuracy <= 1 + _ROUNDING:
-            raise MetricError(
-                f"the target {target} is an accuracy, but the mean held-out metric is {accuracy:g}; "
-                'let the reward function return {"score": reward, "acc": 1.0 if right else 0.0}, or set no target'
-            )

@@ -143,7 +143,18 @@ def of_first_evaluation(evaluation: Evaluation) -> Iterator[str]:
             "accuracy is the mean over the others"
         )
     if accuracy is not None and evaluation.constant is not None:
-        yield _of_constant(evaluation.constant, evaluation.sampled - unscored)
+        which = f"all {evaluation.sampled - unscored:,} held-out samples scored"
+        if evaluation.constant <= _ROUNDING:
+            yield (
+                f"check the reward function: {which} {evaluation.constant:.3g} before any training. Try it on an answer "
+                "that you know to be right, and look at the form of the ground truths. If it is sound, the model cannot do "
+                "the task yet: take easier prompts or a stronger model"
+            )
+        else:
+            yield (
+                f"check the reward function: {which} {evaluation.constant:g} before any training. Try it on an answer that "
+                "you know to be wrong. If it is sound, these prompts have nothing left to teach"
+            )
     if accuracy is not None and not evaluation.sampled and accuracy < _HARDLY:
         at_k = "" if evaluation.breadth is None else f", pass@{evaluation.breadth.k} {evaluation.breadth.pass_at_k:.2g}"
         yield (
@@ -151,19 +162,6 @@ def of_first_evaluation(evaluation: Evaluation) -> Iterator[str]:
             "most rollouts will teach nothing. Check the form of the prompts and of the ground truths; if they are sound, "
             "take easier prompts or a stronger model"
         )
-
-
-def _of_constant(metric: float, samples: int) -> str:
-    if metric <= _ROUNDING:
-        return (
-            f"check the reward function: all {samples:,} held-out samples scored {metric:.3g} before any training. Try it "
-            "on an answer that you know to be right, and look at the form of the ground truths. If it is sound, the model "
-            "cannot do the task yet: take easier prompts or a stronger model"
-        )
-    return (
-        f"check the reward function: all {samples:,} held-out samples scored {metric:g} before any training. Try it on an "
-        "answer that you know to be wrong. If it is sound, these prompts have nothing left to teach"
-    )
 
 
 def _of_no_rate(what: str) -> str:

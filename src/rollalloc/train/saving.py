@@ -93,17 +93,12 @@ class Checkpoints:
         self.newest = saved.batches
         self._warn_of_another_budget(saved.state["allocator"]["recipe"]["budget"])
         if changed is not None:
-            self._go_on_with(changed)
+            log.warning("continuing with other data: %s", changed)
+            if "heldout" in changed.others:
+                self._state.counters.accuracies.clear()
+            if changed.prompts is not None:
+                self._state.counters.barren_groups = 0
         return changed
-
-    def _go_on_with(self, changed: ChangedData) -> None:
-        """Warn that the data have changed, and reset the counts that belong to the old data."""
-        log.warning("continuing with other data: %s", changed)
-        counters = self._state.counters
-        if "heldout" in changed.others:
-            counters.accuracies.clear()
-        if changed.prompts is not None:
-            counters.barren_groups = 0
 
     def _warn_of_another_budget(self, saved: Mapping[str, Any]) -> None:
         """Warn if the learning rate falls over the budget, and the budget has changed since the checkpoint."""

@@ -152,8 +152,11 @@ class Updater:
         """
         self._between_passes = between_passes
         examples = self._examples(batch, generations, measure_kl=measure_kl)
-        before = self._before(examples) if measure_kl and self.averages else {}
-        first, *later = self._parts(examples, batch.version)
+        before: dict[int, Tensor] = {}  # log-probabilities under the averaged weights before the batch, by rollout
+        if measure_kl and self.averages:
+            before |= {each.row.rollout: now_T for each, now_T in self._judged(self.policy.model, _measured(examples))}
+        parts = mini_batches(batch.rows, self.config.optimizer_steps_per_batch, self.config.seed, batch.version)
+        first, *later = ([examples[index] for index in part] for part in parts)
         self._judge(
             [example for part in later for example in part]
             + [example for example in first if not example.row.advantage]
@@ -166,10 +169,6 @@ class Updater:
             "steps_in_batch": len(figures),
             "learning_rate": self.optimizer.param_groups[0]["lr"],
         }
-
-    def _before(self, examples: Sequence[Example]) -> dict[int, Tensor]:
-        """Log-probabilities of a few rows, by rollout id, under the averaged weights. Called before the batch's steps."""
-        return {example.row.rollout: now_T for example, now_T in self._judged(self.policy.model, _measured(examples))}
 
     def _moved(self, examples: Sequence[Example], before: Mapping[int, Tensor]) -> float:
         """Estimate on a few rows how far the batch's steps moved the policy, as the KL divergence KL(before ‖ after).
@@ -236,11 +235,6 @@ class Updater:
         """
         for example, logprobs_T in self._judged(self.model, [e for e in examples if e.proximal_T is None]):
             example.proximal_T = logprobs_T
-
-    def _parts(self, examples: Sequence[Example], version: int) -> Iterator[list[Example]]:
-        parts = self.config.optimizer_steps_per_batch
-        for part in mini_batches([example.row for example in examples], parts, self.config.seed, version):
-            yield [examples[index] for index in part]
 
     def _step(self, examples: Sequence[Example], spent: float | None) -> dict[str, float]:
         """Take one optimizer step on the loss of a mini-batch."""

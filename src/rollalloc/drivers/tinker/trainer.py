@@ -18,7 +18,7 @@ from rollalloc.drivers.tinker.rollouts import EpisodeThread, RemoteEngine
 from rollalloc.drivers.tinker.service import Service, in_thread
 from rollalloc.drivers.tinker.update import RemoteUpdater
 from rollalloc.files.names import ROLLOUTS
-from rollalloc.recipes.streaming import streamed_aloud
+from rollalloc.recipes.streaming import streamed, streaming_notes
 from rollalloc.runs.reader import newest_line
 from rollalloc.train.config import Config
 from rollalloc.train.evaluation import Evaluation, Interrupted, judged, wait_unless_stopped
@@ -75,7 +75,9 @@ class TinkerTrainer(Loop):
         place = None if folder is None else RunFolder(folder)
         blocks = None if features is None else features.blocks
         if service.remote.concurrency is not None:
-            recipe = streamed_aloud(recipe, log, ahead=service.remote.ahead)
+            given, recipe = recipe, streamed(recipe, ahead=service.remote.ahead)
+            for note in streaming_notes(given, recipe):
+                log.info(note)
         allocator = Allocator(recipe, train.table(blocks), config.seed)
         logged = folder / ROLLOUTS if folder is not None and config.log_rollouts else None
         engine = RemoteEngine(service, train, config.sampling, self.thread, recipe.stopping, logged)

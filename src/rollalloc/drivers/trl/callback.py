@@ -72,19 +72,20 @@ class AllocationCallback(TrainerCallback):
         """
         check_saving(args, state)
         if state.global_step:
-            self._resume(self.resume_from or checkpoint_of(args, state))
-        elif self._began and self.allocation.allocator.batch:
-            log.warning("the last training ended between the optimizer steps of a batch; the batch counts as trained")
-            self.allocation.trained()
-        if not state.global_step:
+            place = self.resume_from or checkpoint_of(args, state)
+            saved = read(place)
+            trained = saved.tensors.get(checkpoint.TRAINED)
+            self.averaged.check(trained, place)
+            load(self.allocation, saved, place, accept_recipe=self.accept_recipe, accept_data=self.accept_data)
+            self.averaged.begin(trained)
+        else:
+            if self._began and self.allocation.allocator.batch:
+                log.warning(
+                    "the last training ended between the optimizer steps of a batch; the batch counts as trained"
+                )
+                self.allocation.trained()
             self.averaged.begin(None)
         self._began = False
-
-    def _resume(self, place: Path) -> None:
-        saved = read(place)
-        self.averaged.check(saved.tensors.get(checkpoint.TRAINED), place)
-        load(self.allocation, saved, place, accept_recipe=self.accept_recipe, accept_data=self.accept_data)
-        self.averaged.begin(saved.tensors.get(checkpoint.TRAINED))
 
     def resume(self, given: str | bool | None, output_dir: Any) -> str | bool | None:
         """Find the checkpoint to resume from, and store its path for `on_train_begin`.

@@ -30,13 +30,9 @@ log = logging.getLogger(__name__)
 TESTED = Version("1.16")
 
 
-def warn_if_newer(installed: str | None = None) -> None:
-    """Warn if TRL is newer than the newest tested release, `TESTED`.
-
-    Args:
-        installed: TRL's version. None: the version of the installed package.
-    """
-    installed = installed or version("trl")
+def warn_if_newer() -> None:
+    """Warn if TRL is newer than the newest tested release, `TESTED`."""
+    installed = version("trl")
     if Version(installed).release[:2] > TESTED.release[:2]:
         log.warning(
             "TRL %s is newer than %s, the newest release that rollalloc's trainer was tested with. The trainer overrides "

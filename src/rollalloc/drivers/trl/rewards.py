@@ -117,7 +117,16 @@ class RewardFunctions:
         def log_extra(column: str, values: Iterable[Any]) -> None:
             if column in columns:
                 raise ValueError(f"log_extra({column!r}, ...) was called twice in one batch; log it under another name")
-            columns[column] = self._logged(column, list(values), len(examples))
+            if column in (taken := (*_TABLE, *self.names)):
+                raise ValueError(
+                    f"log_extra({column!r}, ...): the table of completions has a column of that name already "
+                    f"({', '.join(taken)}); log it under another name"
+                )
+            columns[column] = list(values)
+            if (count := len(columns[column])) != len(examples):
+                raise ValueError(
+                    f"log_extra({column!r}, ...) must get one value for each completion, {len(examples)}, got {count}"
+                )
 
         def log_metric(name: str, value: float) -> None:
             if name in _METRICS or name.startswith(("rewards/", "rollalloc/")):
@@ -184,19 +193,6 @@ class RewardFunctions:
     def is_weighted_sum(self) -> bool:
         """Whether the metric combines several functions. If so, a metric of 1 does not mean a right answer."""
         return self.metric is None and sorted(weight for weight in self.weights if weight) != [1.0]
-
-    def _logged(self, column: str, values: list[Any], expected: int) -> list[Any]:
-        """Check the name and the length of a column that a function logged for the table of completions."""
-        if column in (*_TABLE, *self.names):
-            raise ValueError(
-                f"log_extra({column!r}, ...): the table of completions has a column of that name already "
-                f"({', '.join((*_TABLE, *self.names))}); log it under another name"
-            )
-        if len(values) != expected:
-            raise ValueError(
-                f"log_extra({column!r}, ...) must get one value for each completion, {expected}, got {len(values)}"
-            )
-        return values
 
     def _judge(self, name: str, function: Any, tokenizer: Any, given: dict[str, Any]) -> Any:
         if not isinstance(function, torch.nn.Module):

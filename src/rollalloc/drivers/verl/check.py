@@ -93,14 +93,10 @@ def composed(arguments: Sequence[str]) -> Any:
             config = compose(options.config_name, [*overrides])
         OmegaConf.resolve(config)
     except (HydraException, OmegaConfBaseException) as error:
-        raise ValueError(str(error).strip() + _hint(str(error))) from error
+        missing = re.match(r"Interpolation key '([^']+)' not found", str(error))  # it is read, but not set
+        hint = f"\nset it with +{missing[1]}=VALUE, or choose a method that does not read it" if missing else ""
+        raise ValueError(str(error).strip() + hint) from error
     return config
-
-
-def _hint(message: str) -> str:
-    """Advice if the error says that the configuration reads a key that is not set; otherwise ""."""
-    missing = re.match(r"Interpolation key '([^']+)' not found", message)
-    return f"\nset it with +{missing[1]}=VALUE, or choose a method that does not read it" if missing else ""
 
 
 def _parser() -> ArgumentParser:
