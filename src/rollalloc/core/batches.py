@@ -118,21 +118,15 @@ def _replays(run: Run) -> list[Row]:
 def _train(run: Run, group: Group, choice: _Choice) -> list[Row]:
     """Close the group as trained and return its rows."""
     chosen, done = choice.chosen, group.view.in_order
+    trained = [done[at] for at in chosen]
     kept = set(chosen)
     if len(kept) < len(done):
         run.release.extend(other.rollout for at, other in enumerate(done) if at not in kept)
     fate = "trained" if choice.advantages.any() else "zero_variance"
     run.accounts[fate] += len(chosen)
     run.accounts["unselected"] += len(done) - len(chosen)
-    run.selection.train(group, [done[at].tokens for at in chosen])
-    trained = _rows(group, choice)
+    run.selection.train(group, [each.tokens for each in trained])
     close(run, group, Phase.TRAINED, fate, group.until)
-    return trained
-
-
-def _rows(group: Group, choice: _Choice) -> list[Row]:
-    done = group.view.in_order
-    trained = [done[at] for at in choice.chosen]
     rollouts, versions = map(_rollout, trained), map(_version, trained)
     advantages: list[float] = choice.advantages.tolist()
     # There may be thousands of rows. A Python loop over them would take longer than the rest of `make_batch`.

@@ -40,11 +40,6 @@ class BudgetTracker:
         self.tokens = 0  # tokens of rollouts with a terminal event
         self.batch_opened = 0  # groups opened since the last batch
 
-    def order(self, rollouts: int) -> None:
-        """Record that this many decided rollouts were ordered."""
-        self.owed -= rollouts
-        self.paid += rollouts
-
     def room(self) -> int | None:
         """Number of rollouts that the budget still allows, at least 0; None without a limit."""
         left = self._left()

@@ -195,5 +195,6 @@ def hand_out(run: Run, capacity: int | None) -> tuple[Order, ...]:
                 orders.append(Order(group.id, group.prompt, stage, ids))
             if not group.owed:  # all its rollouts were ordered already, or it was dropped
                 owing.popleft()
-    run.budgets.order(room - left)
+    run.budgets.owed -= room - left
+    run.budgets.paid += room - left
     return tuple(orders)

@@ -215,7 +215,7 @@ def _end_stopped(run: Run, event: Done | Failed | Cancelled) -> None:
     if tokens and not isinstance(event, Failed):
         group.stopped.append(tokens)
     if group.prompt != GONE:
-        run.statistics.pay(group.prompt, tokens)
+        run.statistics.tokens_N[group.prompt] += tokens
         _inform_sizes(run, group)
         if group.phase in OVER:
             run.selection.end_late(group, tokens)
@@ -306,7 +306,7 @@ def close(run: Run, group: Group, phase: Phase, fate: str, until: Until) -> None
         fate = QUARANTINED
     run.statistics.close_visit(group.prompt, fate, run.version, list(map(_metric, group.done)))
     _inform_sizes(run, group)
-    run.statistics.pay(group.prompt, group.tokens)
+    run.statistics.tokens_N[group.prompt] += group.tokens
     if quarantined:
         run.pool.bar(group.prompt)
     else:

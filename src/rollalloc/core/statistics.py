@@ -119,10 +119,6 @@ class PromptStatistics:
             ]
         self.failures_N[prompt] = 0
 
-    def pay(self, prompt: int, tokens: int) -> None:
-        """Add to the number of tokens paid for the prompt."""
-        self.tokens_N[prompt] += tokens
-
     _ARRAYS = ("attempts_N", "successes_N", "tokens_N", "version_N", "fate_N", "failures_N")
 
     def state_dict(self) -> dict[str, Any]:

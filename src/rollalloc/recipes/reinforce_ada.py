@@ -103,15 +103,10 @@ class Collected(JudgeRule):
     def __call__(self, group: GroupView, view: View) -> Verdict | None:
         if group.unfinished:
             return None
-        successes, failures = self._least(view)
+        m = rows_of(view) if self.half else 1
+        successes, failures = (m // 2, m - m // 2) if self.half else (1, 0)
         won = int((group.metrics_G > self.above).sum())
         return Verdict(Act.TRAIN if won >= successes and group.scored - won >= failures else Act.NEXT)
-
-    def _least(self, view: View) -> tuple[int, int]:
-        if not self.half:
-            return 1, 0
-        m = rows_of(view)
-        return m // 2, m - m // 2
 
     def promises(self, verdict: Verdict | None, group: GroupView, view: View) -> dict[str, bool]:
         won = [metric > self.above for metric in group.metrics_G.tolist()].count(True)

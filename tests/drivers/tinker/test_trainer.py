@@ -423,6 +423,12 @@ def test_a_recipe_that_stops_rollouts_is_warned_of_and_pays_them_to_their_end(by
     assert caplog.text == ""
 
 
+def test_what_streaming_changes_in_a_recipe_is_logged(trainer_of, caplog):
+    with caplog.at_level(logging.INFO):
+        trainer_of(recipes.pilot_commit(groups=4, n_pilot=2, n_commit=2, gen_groups=8), remote=FREE)
+    assert "the oldest of the prompts" in caplog.text
+
+
 # --------------------------------------------------------------------------------------------------------------- settings
 
 

@@ -48,7 +48,13 @@ def features_for(
         there = "prompt" in trainer.train_dataset[0]  # False if environments supply the prompts
         given = MODEL if recipe.reads_features and there else None
     if given == MODEL:
-        _check_whole(trainer)
+        if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
+            raise ValueError(
+                'features="model" needs the whole model in each process, but it is sharded; make a file of features once '
+                "(`rollalloc features`) and give features=FILE, or features=None"
+            )
+        if "prompt" not in trainer.train_dataset[0]:
+            raise ValueError('features="model": environments create the prompts during training; give features=None')
         return partial(_of_model, trainer)
     if given is None:
         if recipe.reads_features:
@@ -59,17 +65,6 @@ def features_for(
     check_key(trainer.train_dataset, key)
     keys: Any = keyed(trainer.train_dataset, key).keys
     return read_features(Path(given), keys).blocks
-
-
-def _check_whole(trainer: Any) -> None:
-    """Raise a ValueError if features cannot be computed, because the model is sharded or rows have no prompt."""
-    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
-        raise ValueError(
-            'features="model" needs the whole model in each process, but it is sharded; make a file of features once '
-            "(`rollalloc features`) and give features=FILE, or features=None"
-        )
-    if "prompt" not in trainer.train_dataset[0]:
-        raise ValueError('features="model": environments create the prompts during training; give features=None')
 
 
 def _of_model(trainer: Any) -> Blocks:

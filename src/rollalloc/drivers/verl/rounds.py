@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -148,14 +148,11 @@ class TrainingRows:
             within_group: True: verl's estimator compares the rollouts of a group. With `own` False, a rollout that is alone
                 in its group gets the factor 0, because verl would use its reward as the advantage.
         """
+        held = zip(self.keys, self.rows, strict=True)
         if own:
-            return {key: row.advantage * row.weight for key, row in self._held}
+            return {key: row.advantage * row.weight for key, row in held}
         rollouts = Counter(group for group, _ in {(row.group, row.rollout) for row in self.rows})
-        return {key: 0.0 if within_group and rollouts[row.group] == 1 else row.weight for key, row in self._held}
-
-    @property
-    def _held(self) -> Iterator[tuple[str, Row]]:
-        return zip(self.keys, self.rows, strict=True)
+        return {key: 0.0 if within_group and rollouts[row.group] == 1 else row.weight for key, row in held}
 
 
 class Rounds:
