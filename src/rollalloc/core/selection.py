@@ -1,4 +1,4 @@
-"""Compare the rows that were trained on with all rollouts, by mean length and difficulty.
+"""Compare trained rows with all rollouts, by mean length and difficulty.
 
 The difference shows whether long or hard rollouts are left out, by a filter, a stop rule, aborts or the staleness limit.
 """

@@ -82,7 +82,9 @@ class PromptTable:
                 raise ValueError(f"features {name!r} must have shape ({len(self)}, D), D ≥ 1, got {features_ND.shape}")
             if not np.isfinite(features_ND).all():
                 row = int(np.flatnonzero(~np.isfinite(features_ND).all(axis=1))[0])
-                raise ValueError(f"features {name!r} must be finite in float32, but prompt {row} has other values")
+                raise ValueError(
+                    f"features {name!r} must be finite in float32, but the features of prompt {row} are not"
+                )
             features_ND.flags.writeable = False  # rules can see the array, and its digest is computed only once
             checked[name] = features_ND
         return checked

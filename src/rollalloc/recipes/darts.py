@@ -52,9 +52,7 @@ from rollalloc.rules.rows import Chosen
 
 Curve = tuple[tuple[int, float], ...]  # points (number of rollouts decoded at once, seconds per token of one rollout)
 _NEWEST = 0.3  # weight of the newest visit in the running mean and deviation of a prompt's lengths
-MOST_FACTOR = (
-    1024  # largest ratio of rollouts to rows; up to this ratio, the sizes of groups are computed within seconds
-)
+MOST_FACTOR = 1024  # largest ratio of rollouts to rows; up to this ratio, sizes are computed within seconds
 
 
 @sized
