@@ -25,7 +25,7 @@ UNIT   := $(addprefix tests/,core rules predict conformance recipes rewards/test
 
 VERL   := .venv-verl/bin/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: demo demo-all laptop test test-e2e test-arithmetic mutants test-trl-oldest check types bench package installs released site clean verl-demo verl-test
+.PHONY: demo demo-all laptop test test-e2e test-arithmetic mutants test-trl-oldest test-trl-vllm check types bench package installs released site clean verl-demo verl-test
 
 # torch first and by itself, so that what needs it takes this one. Where pip would fetch the build with several GB of CUDA,
 # TORCH="torch==2.13.0 --index-url <address of PyTorch's CPU wheels, from its install page>" takes the one without.
@@ -76,6 +76,14 @@ test-trl-oldest: .trl-1.0/ready
 .trl-1.0/ready: .venv/ready
 	$(PIP) --no-deps --target .trl-1.0 trl==1.0.0 jmespath requests urllib3 charset-normalizer idna certifi
 	touch .trl-1.0/ready
+
+# The driver with the real vLLM. TRL stands aside: verl cannot load a model where a new TRL is installed.
+test-trl-vllm: .trl-vllm/ready
+	PYTHONPATH=src:.trl-vllm .venv-verl/bin/python -m pytest tests/drivers/trl/test_vllm.py $(if $(ONLY),-k "$(ONLY)")
+
+.trl-vllm/ready: .venv-verl/ready
+	$(VERL) install --no-deps --target .trl-vllm trl==1.16.0
+	touch .trl-vllm/ready
 
 check: .venv/ready
 	.venv/bin/ruff format --check .
@@ -133,4 +141,4 @@ verl-test: .venv-verl/ready
 	.venv-verl/bin/python -m pytest tests/drivers/verl $(if $(ONLY),-k "$(ONLY)")
 
 clean:
-	rm -rf .venv .venv-docs .venv-verl .trl-1.0 site runs/demo runs/demo-all runs/demo-profile runs/verl-demo runs/smollm2 runs/chat runs/laptop
+	rm -rf .venv .venv-docs .venv-verl .trl-1.0 .trl-vllm site runs/demo runs/demo-all runs/demo-profile runs/verl-demo runs/smollm2 runs/chat runs/laptop

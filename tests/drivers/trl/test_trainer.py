@@ -388,6 +388,11 @@ def test_vllm_generates_where_the_user_has_it(tmp_path):
     trainer.train()
     assert trainer.state.global_step == 4
     assert trainer.vllm_generation.synced >= 4
+    logged = trainer.state.log_history[0]
+    # Of each completion, only the first token counts: vLLM did not say how likely the second was.
+    assert logged["sampling/sampling_logp_difference/max"] >= logged["sampling/sampling_logp_difference/mean"] > 0
+    assert logged["sampling/importance_sampling_ratio/min"] < logged["sampling/importance_sampling_ratio/mean"] <= 2
+    assert logged["sampling/importance_sampling_ratio/max"] <= 2
 
 
 def test_a_model_may_be_the_reward(tmp_path):

@@ -141,13 +141,42 @@ def _corrections(
         given["old_per_token_logps"] = proximal_BT
     if engine or age:
         # For some tokens, vLLM gives no log-probability (NaN). Their importance weight is 1.
-        drift_BT = (proximal_BT - given["sampling_per_token_logps"]).nan_to_num(0.0) * _own(mask_BT, filled)
-        importance_BT = drift_BT.exp().clamp(max=Clip().stale)
+        difference_BT = proximal_BT - given["sampling_per_token_logps"]
+        own_BT = _own(mask_BT, filled)
+        importance_BT = (difference_BT.nan_to_num(0.0) * own_BT).exp().clamp(max=Clip().stale)
         if engine:
             given["importance_sampling_ratio"] = importance_BT
+            known_BT = mask_BT & own_BT & ~difference_BT.isnan()
+            _log_differences(trainer, difference_BT[known_BT].abs(), importance_BT[known_BT])
         else:
             given["advantages"] = advantages_B[:, None] * importance_BT
     return given
+
+
+def _log_differences(trainer: Any, difference_K: Tensor, importance_K: Tensor) -> None:
+    """Log how far vLLM's log-probabilities are from the trainer's, under the names of stock TRL.
+
+    Args:
+        trainer: TRL's trainer.
+        difference_K: absolute differences of the log-probabilities of this process's K tokens.
+        importance_K: their importance weights, truncated.
+    """
+    own_5 = torch.full((5,), torch.nan, device=difference_K.device)
+    if len(difference_K):
+        own_5[:2] = torch.stack([difference_K.mean(), difference_K.max()])
+        own_5[2:] = torch.stack([importance_K.min(), importance_K.mean(), importance_K.max()])
+    everywhere: Any = trainer.accelerator.gather(own_5[None])
+    gathered_P5 = everywhere.cpu().numpy()
+    gathered_P5 = gathered_P5[~np.isnan(gathered_P5[:, 0])]  # without processes that had no token to compare
+    if not len(gathered_P5):
+        return
+    mean_5, least_5, most_5 = gathered_P5.mean(axis=0), gathered_P5.min(axis=0), gathered_P5.max(axis=0)
+    metrics = trainer._metrics["train"]
+    metrics["sampling/sampling_logp_difference/mean"].append(float(mean_5[0]))
+    metrics["sampling/sampling_logp_difference/max"].append(float(most_5[1]))
+    metrics["sampling/importance_sampling_ratio/min"].append(float(least_5[2]))
+    metrics["sampling/importance_sampling_ratio/mean"].append(float(mean_5[3]))
+    metrics["sampling/importance_sampling_ratio/max"].append(float(most_5[4]))
 
 
 def _by_place(

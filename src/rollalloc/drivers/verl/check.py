@@ -45,6 +45,7 @@ _PROGRAM = "verl.trainer.main_ppo"
 _NO_FILES = "--no-files"
 _NEEDED = ("verl", "hydra", "omegaconf")
 _ATTENTION = "flash_attention_2"  # verl's default
+_TRL_WITHOUT_PPO = (1, 13)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,6 +231,21 @@ def lacking_attention(config: Any) -> str:
     )
 
 
+def unusable_trl() -> str:
+    """A note that verl cannot load a model beside the installed TRL. "" if there is no TRL, or one that verl can use."""
+    try:
+        installed = version("trl")
+    except PackageNotFoundError:
+        return ""
+    if tuple(map(int, installed.split(".")[:2])) < _TRL_WITHOUT_PPO:
+        return ""
+    return (
+        f"note: TRL {installed} is installed here, and verl 0.9.1 cannot load a model beside TRL 1.13 or newer: it imports "
+        "AutoModelForCausalLMWithValueHead, which TRL no longer has; where you train, uninstall trl or use an environment "
+        "without it\n"
+    )
+
+
 def main(arguments: Sequence[str]) -> int:
     """Check a command, print the result, and return the exit code."""
     if not arguments:
@@ -252,7 +268,7 @@ def main(arguments: Sequence[str]) -> int:
         reason = str(error) if isinstance(error, ValueError) else error_text(error)
         sys.stderr.write(visible(f"refused: {reason}\n"))
         return _REFUSED
-    sys.stdout.write(accepted + "\n" + lacking_attention(config))
+    sys.stdout.write(accepted + "\n" + lacking_attention(config) + unusable_trl())
     if _NO_FILES in arguments:
         return 0
     from rollalloc.drivers.verl.paths import missing_or_wrong
