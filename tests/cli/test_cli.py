@@ -203,7 +203,10 @@ def test_drop_overlong_leaves_out_what_does_not_fit(call, own, tmp_path):
             (*OWN, "--recipe", "grpo", "--set", "n=99999999999"),
             "max_rollouts is too small for even one group (the budget of 4,096",
         ),
-        ((*OWN, "--recipe", "foresight", "--features", "prompts.parquet"), "is not what `rollalloc features` writes"),
+        (
+            (*OWN, "--recipe", "foresight", "--features", "prompts.parquet"),
+            "is no file that `rollalloc features` wrote",
+        ),
     ],
 )
 def test_a_mistake_is_one_message_and_exit_code_2(call, own, tmp_path, arguments, message):

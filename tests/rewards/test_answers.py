@@ -196,7 +196,7 @@ def test_tolerances():
 
 def test_a_ground_truth_without_a_number_is_no_wrong_answer():
     assert ask(numeric, "4", "four") == Unscored(
-        "ValueError: ground truth 'four' holds no number; numeric rewards need one"
+        "ValueError: ground truth 'four' holds no number; numeric rewards need a number"
     )
 
 
@@ -376,7 +376,7 @@ def test_a_comparison_that_takes_too_long_is_unscored_not_wrong(math):
 
 def test_a_ground_truth_that_is_no_mathematics_is_unscored(math):
     outcome = ask(math.compute_score, r"\boxed{4}", "")
-    assert outcome == Unscored("ValueError: ground truth '' is empty; mathematical rewards need one")
+    assert outcome == Unscored("ValueError: ground truth '' is empty; mathematical rewards need a ground truth")
 
 
 def test_outside_the_main_thread_mathematics_is_refused(math):

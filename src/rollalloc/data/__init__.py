@@ -1,1 +1,1 @@
-"""Prompts from files, with keys that do not depend on the order of the files. The core gets them as a `PromptTable`."""
+"""Prompts from files, with keys that do not depend on the files' order. The core gets the prompts as a `PromptTable`."""

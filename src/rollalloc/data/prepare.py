@@ -221,7 +221,9 @@ def _local_files(part: PublicSplit, local: Path) -> list[Path]:
 
 
 def _files_of_split(folder: Path, part: PublicSplit) -> list[Path]:
-    """The files of a split in a folder. As on the hub, `configs:` in the README.md or the names of files tell the split.
+    """The files of a split in a folder.
+
+    As on the hub, `configs:` in the folder's README.md, or else the file names, say which files belong to the split.
 
     Raises:
         ValueError: there is no such split or configuration. Other files are not used, because they may contain held-out

@@ -51,7 +51,7 @@ class Numeric:
     def __call__(self, *, data_source: str, solution_str: str, ground_truth: Any, extra_info: dict[str, Any]) -> float:
         truth = last_number(str(ground_truth))
         if truth is None:
-            raise ValueError(f"ground truth {short(ground_truth)} holds no number; numeric rewards need one")
+            raise ValueError(f"ground truth {short(ground_truth)} holds no number; numeric rewards need a number")
         answer = last_number(self.extract(solution_str) or "")
         return float(answer is not None and same_number(answer, truth, self._close))
 

@@ -81,7 +81,7 @@ class Reward:
         if self.ground_truth not in columns:
             raise ValueError(
                 f"the data set has no column {self.ground_truth!r}; its columns are {sorted(columns)}; "
-                "name the one with the answers: Reward(..., ground_truth=...)"
+                "name the column with the answers: Reward(..., ground_truth=...)"
             )
         count = len(completions)
         sources = columns.get("data_source", [""] * count)

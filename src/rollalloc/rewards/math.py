@@ -138,7 +138,7 @@ class _Gold:
         self._timeout_s = timeout_s
         self.plain = _plain(self._text)
         if not self.plain:
-            raise ValueError(f"ground truth {short(text)} is empty; mathematical rewards need one")
+            raise ValueError(f"ground truth {short(text)} is empty; mathematical rewards need a ground truth")
         self.number = as_number(self._text)
         self.is_choice = _LETTER.fullmatch(self.plain) is not None
         # In a text without a box, math-verify may find a single number, and calls it equal to an equation that ends with

@@ -119,7 +119,7 @@ def save(
         with suppress(OSError):
             _unlink(partial)
         before = newest(folder)
-        left = "there is no earlier one" if before is None else f"the newest one is after batch {before}"
+        left = "there is no earlier checkpoint" if before is None else f"the newest checkpoint is after batch {before}"
         do = "Then resume" if isinstance(error, FileExistsError) else "Free some space, then resume"
         what = f"the checkpoint after batch {batches} could not be written ({error}); {left}. {do}"
         raise OSError(getattr(error, "errno", None) or errno.EIO, what, str(final)) from error

@@ -210,7 +210,7 @@ class RunState:
         others = list(differences(state["allocator"]["recipe"], self.allocator.recipe.description))
         if others and not accept_recipe:
             what = f"the checkpoint was saved under {another(others)}, {'; '.join(others)}"
-            raise ValueError(f"{what}; accept_recipe=True, or --accept-recipe, continues with the new one")
+            raise ValueError(f"{what}; accept_recipe=True, or --accept-recipe, continues with the new recipe")
         self.allocator.load_state_dict(state["allocator"], accept_recipe=accept_recipe, remap="keys" if remap else None)
         if others:
             log.warning("continuing with %s: %s", another(others), "; ".join(others))

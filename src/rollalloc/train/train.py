@@ -81,7 +81,7 @@ def train(
         resume: continue from the newest checkpoint in the folder. If there is no checkpoint, the run starts again.
         accept_recipe: resume with this recipe, even if the checkpoint was saved with another recipe.
         accept_data: resume with these prompts, even if the checkpoint was saved with other prompts; see `Loop.resume`.
-        overwrite: remove the files that another run wrote in the folder. Only files in its manifest are removed.
+        overwrite: remove the files that another run wrote in the folder. Only files in the folder's manifest are removed.
 
     Raises:
         InUse, FileExistsError: the folder cannot be used, see `RunFolder.check`.
@@ -224,7 +224,7 @@ class Loop(ABC):
         if why is None:
             self._begin_rollouts()
         while why is None:
-            # There is already a batch if the run was stopped in the evaluation before it.
+            # If the run was stopped in an evaluation before a batch, this batch is still to be trained.
             batch = self.allocator.batch
             if batch is None or not self.engine.can_update:
                 why = self._generate()

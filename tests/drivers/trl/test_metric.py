@@ -58,7 +58,7 @@ def test_a_metric_of_its_own_must_be_one(tmp_path):
     trainer = tiny_trl.trainer(
         tmp_path, "pilot_commit", reward=[shaped, right], driver={"metric": "shaped"}, reward_weights=[0.0, 1.0]
     )
-    with pytest.raises(MetricError, match=r"got -1.0; .*The metric is what shaped returned: let it return 1 for right"):
+    with pytest.raises(MetricError, match=r"got -1.0; .*The metric is the score of shaped: let it return 1 for right"):
         trainer.train()
 
 

@@ -294,7 +294,7 @@ def check_data(dataset: Any, tokenizer: Any, turns: Collection[str] = ()) -> Non
             text although conversations are needed.
     """
     if not len(dataset):
-        raise ValueError("the training data set is empty; give one with a prompt per row")
+        raise ValueError("the training data set is empty; give a data set with one prompt per row")
     first = dataset[0]
     check_columns(first, "the training data set")
     if "image" in first or "images" in first:

@@ -154,7 +154,7 @@ class Generator:
 
     @property
     def _unwrapped(self) -> Any:
-        """The model without accelerate's wrappers. The search for it takes time, so it is done once per `train`."""
+        """The model without accelerate's wrappers. The search takes time, so it is done once per call of `train`."""
         if self._model is None:
             self._model = self.trainer.accelerator.unwrap_model(self.trainer.model_wrapped)
         return self._model

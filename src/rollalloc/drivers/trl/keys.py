@@ -41,7 +41,7 @@ def keyed(dataset: Any, column: str | None) -> PromptTable:
         return PromptTable([str(row) for row in range(len(dataset))])
     texts = _texts(dataset, column or "prompt")
     if column is not None and None in texts:
-        raise ValueError(f"key={column!r}: row {texts.index(None)} has no key; each row needs one of its own")
+        raise ValueError(f"key={column!r}: row {texts.index(None)} has no key; each row needs its own key")
     seen: dict[str, int] = {}
     again = 0
     if len(set(texts)) < len(texts):
@@ -49,8 +49,8 @@ def keyed(dataset: Any, column: str | None) -> PromptTable:
             seen[text] = count = seen.get(text, 0) + 1
             if count > 1 and column is not None:
                 raise ValueError(
-                    f"key={column!r}: rows {texts.index(text)} and {row} have the same key, {text!r}; each row needs one of "
-                    "its own"
+                    f"key={column!r}: rows {texts.index(text)} and {row} have the same key, {text!r}; each row needs its "
+                    "own key"
                 )
             if count > 1:
                 texts[row], again = f"{text}{_AGAIN}{count}", again + 1

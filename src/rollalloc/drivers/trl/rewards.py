@@ -182,7 +182,7 @@ class RewardFunctions:
         if self.metric is None:
             return f"The metric is the whole reward; {how_to_name_a_metric(self.names)}"
         return (
-            f"The metric is what {self.metric} returned: let it return 1 for right and 0 for wrong, or a number between"
+            f"The metric is the score of {self.metric}: let it return 1 for right and 0 for wrong, or a number between"
         )
 
     def selected_by(self, scores_F: Sequence[Score]) -> Score:

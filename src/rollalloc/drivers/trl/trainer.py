@@ -142,7 +142,7 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         self.add_callback(self._allocation_callback)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *more: Any, **other: Any) -> Any:
-        """Train as TRL does. A resumed run also restores the recipe's state and the rollouts that it still needs."""
+        """Train as TRL does. A resumed run also restores the recipe's state and the rollouts that the core still needs."""
         checks.check_trainable(self.model)
         resume = self._allocation_callback.resume(resume_from_checkpoint, self.args.output_dir)
         if not self._prompts_checked:
