@@ -86,13 +86,7 @@ def test_every_recipe_of_grpos_advantage_takes_the_deviation(deviation):
     assert recipes.mix(made[0], darts).advantage == darts.advantage
 
 
-def test_a_deviation_that_is_none_is_refused():
-    with pytest.raises(ValueError, match=r"deviation must be population, sample or None .* got 'samples'"):
-        recipes.grpo(4, 4, deviation="samples")  # pyright: ignore
-    with pytest.raises(ValueError, match=r"ddof must be 0 .* or 1 .* got 2"):
-        advantages.GRPO(ddof=2)  # pyright: ignore
-    with pytest.raises(ValueError, match="eps must be above 0 and finite, got 0"):
-        advantages.GRPO(ddof=1, eps=0)
+def test_recipes_of_two_deviations_are_not_joined():
     with pytest.raises(ValueError, match=r"both recipes change advantage: GRPO\(ddof=1.* and GRPO\(ddof=0"):
         recipes.mix(recipes.dapo(4, 4, 12, deviation="sample"), recipes.darts(4, 3, 1, deviation="population"))
 
@@ -211,15 +205,3 @@ def test_failures_of_a_batch_weigh_by_how_uncertain_its_rows_were():
     chosen = [np.array([0]), np.array([1, 2])]  # the first one of three is not trained on
     made = advantages.BatchMean(None)([np.ones(1), np.zeros(2)], groups, chosen, View.of())
     np.testing.assert_allclose(np.concatenate(made), [1.0, -0.1, -0.1])
-
-
-@pytest.mark.parametrize("neg", [-0.1, float("nan"), float("inf")])
-def test_a_weight_of_failures_that_is_none_is_refused(neg):
-    with pytest.raises(ValueError, match="neg must be 0 or more and finite, or None"):
-        advantages.BatchMean(neg)
-
-
-@pytest.mark.parametrize("eps", [0.0, -1.0, float("inf"), float("nan")])
-def test_an_eps_that_is_none_is_refused(eps):
-    with pytest.raises(ValueError, match="eps must be above 0 and finite"):
-        advantages.BatchNormalised(eps)

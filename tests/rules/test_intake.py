@@ -66,16 +66,6 @@ def test_every_round_by_hand(in_flight, need, held_S, running_S, expected):
         EveryRound(0)
 
 
-def test_keep_in_flight_refuses():
-    with pytest.raises(ValueError, match="groups"):
-        KeepInFlight(0)
-    with pytest.raises(
-        ValueError,
-        match="ahead must be True or False, not a number: the recipe sets the number of groups in a batch; got 4",
-    ):
-        KeepInFlight(1, ahead=4)  # pyright: ignore
-
-
 @pytest.mark.parametrize(
     ("need", "ready", "running", "without", "expected"),
     [
@@ -97,9 +87,3 @@ def test_estimated_by_hand(need, ready, running, without, expected):
     for other in ({}, {"mean_N": 0}, memory | {"version": 2}):  # of another rule, or of the batch before
         none = Estimated(24)(view, memory | {"solved": 0, "failed": 0})
         assert Estimated(24)(view, other) == none
-
-
-@pytest.mark.parametrize("wrong", [{"groups": 0}, {"groups": 2, "spare": 0.0}, {"groups": 2, "spare": float("inf")}])
-def test_estimated_refuses(wrong):
-    with pytest.raises(ValueError, match=r"groups must be|spare must be above 0 and finite"):
-        Estimated(**wrong)

@@ -94,14 +94,6 @@ def test_a_solved_prompt_has_a_tail_in_a_share_of_its_visits(successes, attempts
 
 
 @pytest.mark.parametrize(
-    "given", [{"longest": -1}, {"solved": 0}, {"solved": 1.1}, {"share": 0}, {"solved": 0.5, "share": 1.5}]
-)
-def test_refuses(given):
-    with pytest.raises(ValueError, match="must be"):
-        SampledTail(**{"longest": 1} | given)
-
-
-@pytest.mark.parametrize(
     ("attempts", "successes", "predicted", "solved"),
     [
         (0, 0, None, False),
