@@ -32,8 +32,11 @@ def _list_all() -> None:
     for heading in ("recipe", "what it does", "parameters"):
         table.add_column(heading)
     for name, function in RECIPES.items():
-        parameters = [_with_default(parameter) for parameter in signature_of(name).values()]
-        table.add_row(name, _summary(function), ", ".join(parameters))
+        parameters = [
+            key if each.default is each.empty else f"{key}={each.default}" for key, each in signature_of(name).items()
+        ]
+        summary, _, _ = (inspect.getdoc(function) or "").partition("\n")
+        table.add_row(name, summary, ", ".join(parameters))
     console = Console()
     console.print(table)
     console.print("rollalloc recipes NAME explains a recipe's parameters.", markup=False)
@@ -78,14 +81,6 @@ def _arguments(function: Any) -> Mapping[str, str]:
     section = re.search(r"^Args:\n((?:[ ]+.*\n?|\n)+)", inspect.getdoc(function) or "", re.MULTILINE)
     entries = re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", section[1] if section else "", re.MULTILINE)
     return {key: re.sub(r"\s+", " ", text).replace("`", "") for key, text in entries}
-
-
-def _with_default(parameter: inspect.Parameter) -> str:
-    return parameter.name if parameter.default is parameter.empty else f"{parameter.name}={parameter.default}"
-
-
-def _summary(function: Any) -> str:
-    return (inspect.getdoc(function) or "").partition("\n")[0]
 
 
 def _before_arguments(function: Any) -> str:

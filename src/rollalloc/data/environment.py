@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rollalloc.data.prompts import write_prompts
-from rollalloc.files.claims import claim_files, refuse_foreign_files
+from rollalloc.files.claims import claim_files
 from rollalloc.files.text import error_text
 from rollalloc.rewards.environment import CONFIG, NAME, TASK, check_task, load_taskset, prompt_of
 
@@ -48,7 +48,6 @@ def write_environment(
         raise ValueError(
             f"--tasks must be at least 1 and --skip at least 0 and below {_MOST_TASKS:,}, got {tasks} and {skip}"
         )
-    refuse_foreign_files([path])
     if os.path.lexists(path):
         raise FileExistsError(f"{path} exists already; give another --out, or remove it")
     taskset = load_taskset(name, config or {})

@@ -33,7 +33,6 @@ _MADE_BY = "rollalloc features"
 _HEADER = "rollalloc"  # name of our header in the metadata of the file; its value is JSON
 _KEYS = "keys"
 _BLOCK = "block:"  # prefix of the names of tensors with features
-_LONGEST_HEADER = 1 << 20  # bytes; the headers that we write have a few hundred bytes
 # Errors raised when a file is read that is corrupt, or that another program wrote.
 _NOT_OURS = (SafetensorError, ValueError, TypeError, AttributeError, LookupError, RecursionError, OverflowError)
 
@@ -80,16 +79,15 @@ def refuse_place(path: Path, *, overwrite: bool = False) -> None:
 
 
 def holds_features(path: Path) -> bool:
-    """Whether a file has the header of a file of features, even if the rest is damaged."""
+    """Whether a file has the header of a file of features."""
     if path.is_symlink() or not path.is_file():
         return False
     try:
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            head: Any = json.loads(file.read(length)) if length <= _LONGEST_HEADER else None
-        return json.loads(head["__metadata__"][_HEADER])["made_by"] == _MADE_BY
+        with safe_open(path, "np") as file:
+            _read_header(file.metadata())
     except (OSError, *_NOT_OURS):
         return False
+    return True
 
 
 def write_features(

@@ -168,7 +168,9 @@ def load_prompts(*paths: str | PathLike[str]) -> PromptSet:
     if duplicates:
         log.warning("%d of %d rows repeat a prompt that came before and were left out", duplicates, len(rows))
     return PromptSet(
-        keys=_keys(distinct),
+        keys=prompt_keys(
+            [(row.source, row.extra_info.get("index"), [row.prompt, row.ground_truth]) for row in distinct]
+        ),
         sources=tuple(row.source for row in distinct),
         prompts=tuple(row.prompt for row in distinct),
         ground_truths=tuple(row.ground_truth for row in distinct),
@@ -383,10 +385,6 @@ def _distinct(rows: Sequence[_Row]) -> list[_Row]:
                 f"{short(earlier.ground_truth)} and {short(row.ground_truth)}; keep the right one"
             )
     return list(first.values())
-
-
-def _keys(rows: Sequence[_Row]) -> tuple[str, ...]:
-    return prompt_keys([(row.source, row.extra_info.get("index"), [row.prompt, row.ground_truth]) for row in rows])
 
 
 def prompt_keys(rows: Sequence[tuple[str, Any, Any]]) -> tuple[str, ...]:

@@ -137,15 +137,11 @@ def _notes(board: Board) -> list[str]:
 
 def _facts(board: Board) -> list[tuple[str, str]]:
     plan = board.plan
-    tasks = [
-        (task.name, f"target {task.target:g}, {task.budget:,} rollouts per run, seeds {_listed(plan.seeds_of(task))}")
-        for task in plan.tasks
-    ]
+    tasks: list[tuple[str, str]] = []
+    for task in plan.tasks:
+        seeds = ", ".join(map(str, plan.seeds_of(task)))
+        tasks.append((task.name, f"target {task.target:g}, {task.budget:,} rollouts per run, seeds {seeds}"))
     return [("plan", f"frozen {board.date}"), *tasks, *plan.made_with.items()]
-
-
-def _listed(seeds: Sequence[int]) -> str:
-    return ", ".join(map(str, seeds))
 
 
 def _lines(table: Table) -> list[str]:

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +99,7 @@ def write_sections(drawn: Sequence[Section], out: Path) -> Path:
     charts = {out.with_name(f"{chart.name}.png"): chart.figure for section in drawn for chart in section.charts}
     claim_files([out, *charts])
     tasks = ", ".join(one_line(section.task, 60) for section in drawn)
-    page = render("report.html.j2", title=f"What the rollouts bought: {tasks}", sections=drawn)
+    page = _page(f"What the rollouts bought: {tasks}", drawn)
     write_text(out, page)
     for path, figure in charts.items():
         figures.save(figure, path)
@@ -168,24 +168,8 @@ def _file_names(names: Sequence[str]) -> list[str]:
     return [f"{at}-{name}-" if alike else f"{name}-" for at, name in enumerate(plain, start=1)]
 
 
-def render(template: str, **values: Any) -> str:
-    """Render a page template. Every value is escaped."""
-    return (
-        _environment()
-        .get_template(template)
-        .render(
-            policy=POLICY,
-            colours=style.COLOURS,
-            causes=style.CAUSES,
-            version=rollalloc.__version__,
-            made_by=MADE_BY,
-            **values,
-        )
-    )
-
-
-@cache
-def _environment() -> Environment:
+def _page(title: str, drawn: Sequence[Section]) -> str:
+    """The page as HTML. Every value is escaped."""
     environment = Environment(
         loader=PackageLoader("rollalloc.lab.report"),
         autoescape=True,
@@ -193,11 +177,16 @@ def _environment() -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
     )
-    environment.filters |= {
-        "one_line": one_line,
-        "by_cause": style.by_cause,
-    }
-    return environment
+    environment.filters |= {"one_line": one_line, "by_cause": style.by_cause}
+    return environment.get_template("report.html.j2").render(
+        policy=POLICY,
+        colours=style.COLOURS,
+        causes=style.CAUSES,
+        version=rollalloc.__version__,
+        made_by=MADE_BY,
+        title=title,
+        sections=drawn,
+    )
 
 
 def _fit_to_be_shown(value: Any) -> Any:

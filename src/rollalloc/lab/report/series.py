@@ -67,32 +67,18 @@ def accuracy_over_seeds(runs: Sequence[RecordedRun], cost: str) -> Middle | None
 
 def training_over_time(runs: Sequence[RecordedRun]) -> OverTime | None:
     """Mean "reward", "grad norm" and "loss" of the batches, where they are known."""
-    return _over_time(
-        runs,
-        lambda line: (
-            {
-                words: line[name]
-                for name, words in (("reward_mean", "reward"), ("grad_norm", "grad norm"), ("loss", "loss"))
-                if line.get(name) is not None
-            }
-            or None
-        ),
-    )
+    return _over_time(runs, _named({"reward_mean": "reward", "grad_norm": "grad norm", "loss": "loss"}))
 
 
 def entropy_over_time(runs: Sequence[RecordedRun]) -> OverTime | None:
     """Entropy of the next token in nats, named "entropy", from the batches or, if they lack it, from the evaluations."""
-    of_batches = _over_time(
-        runs, lambda line: {"entropy": line["entropy"]} if line.get("entropy") is not None else None
-    )
-    if of_batches is not None:
-        return of_batches
+    entropy = _named({"entropy": "entropy"})
+    return _over_time(runs, entropy) or _over_time(runs, lambda line: entropy(line.get("breadth") or {}), kind="eval")
 
-    def of_evaluation(line: Line) -> Mapping[str, float] | None:
-        entropy = (line.get("breadth") or {}).get("entropy")
-        return None if entropy is None else {"entropy": entropy}
 
-    return _over_time(runs, of_evaluation, kind="eval")
+def _named(names: Mapping[str, str]) -> Callable[[Line], Mapping[str, float]]:
+    """A function that returns the known values of a line under other names."""
+    return lambda line: {words: line[name] for name, words in names.items() if line.get(name) is not None}
 
 
 def lengths_over_time(runs: Sequence[RecordedRun]) -> OverTime | None:

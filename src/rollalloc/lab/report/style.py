@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rollalloc.files.text import one_line
@@ -70,11 +70,6 @@ def cause(name: str) -> Kind:
 
 
 def by_cause(accounts: Mapping[str, float]) -> list[tuple[Kind, float]]:
-    """Rollouts by cause, without zeros, in the order that every view uses."""
-    return [(cause(name), accounts[name]) for name in in_order(accounts) if accounts[name]]
-
-
-def in_order(causes: Iterable[str]) -> list[str]:
-    """The different causes, in the order that every view uses. Unknown causes come last."""
-    present = dict.fromkeys(causes)
-    return [name for name in CAUSES if name in present] + [name for name in present if name not in CAUSES]
+    """Rollouts by cause, without zeros, in the order that every view uses. Unknown causes come last."""
+    order = dict.fromkeys([*CAUSES, *accounts])
+    return [(cause(name), accounts[name]) for name in order if accounts.get(name)]

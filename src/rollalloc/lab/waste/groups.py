@@ -150,9 +150,9 @@ class Log:
         self.bad += 1
         self.first_bad = self.first_bad or f"{where}: {why}"
 
-    def doubt(self, where: str, why: str, fields: int = 1) -> None:
-        """Count invalid fields, which are treated as missing, and store the first one."""
-        self.odd += fields
+    def doubt(self, where: str, why: str) -> None:
+        """Count an invalid field, which is treated as missing, and store the first one."""
+        self.odd += 1
         self.first_odd = self.first_odd or f"{where}: {why}"
 
 

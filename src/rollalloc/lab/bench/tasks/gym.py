@@ -177,7 +177,8 @@ def prepare(folder: Path, task: str, config: GymConfig | None = None, *, progres
 def problems(config: GymConfig, rng: np.random.Generator, count: int, taken: set[str]) -> list[Problem]:
     """Draw different questions that are not in `taken`, and add them to it."""
     found: list[Problem] = []
-    for entry in _dataset(config.name, _DRAWS * count, int(rng.integers(2**31)), **config.settings):
+    seed = int(rng.integers(2**31))
+    for entry in installed().create_dataset(config.name, size=_DRAWS * count, seed=seed, **config.settings):
         if entry["question"] in taken:
             continue
         taken.add(entry["question"])
@@ -193,13 +194,10 @@ def problems(config: GymConfig, rng: np.random.Generator, count: int, taken: set
 def _warm_up_examples(config: GymConfig, heldout: frozenset[str]) -> Examples:
     """Questions that are not held out, with their answers."""
     rng = np.random.default_rng([config.seed, 3])
-    entries = _dataset(config.name, WARM_UP_POOL, int(rng.integers(2**31)), **config.settings)
+    seed = int(rng.integers(2**31))
+    entries = installed().create_dataset(config.name, size=WARM_UP_POOL, seed=seed, **config.settings)
     kept = [(entry["question"], entry["answer"]) for entry in entries if entry["question"] not in heldout]
     return [question for question, _ in kept], [answer for _, answer in kept]
-
-
-def _dataset(name: str, size: int, seed: int, **settings: Any) -> Any:
-    return installed().create_dataset(name, size=size, seed=seed, **settings)
 
 
 def installed() -> Any:
