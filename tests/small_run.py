@@ -1,10 +1,9 @@
 """Fixtures of several folders: a small `sort` task and runs on it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 
 from rollalloc.generate.sampling import Sampling
 from rollalloc.lab.bench.presets import fields_of
@@ -12,14 +11,6 @@ from rollalloc.lab.bench.tasks import sort
 from rollalloc.lab.bench.tasks.files import TaskFiles
 from rollalloc.lab.bench.tasks.tiny import WarmUp
 from rollalloc.train.config import Config
-
-
-@pytest.fixture(autouse=True)
-def one_torch_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

@@ -38,10 +38,11 @@ RUNS = {  # case → what is given, the exit code, the state
     "stopped": (("--max-rollouts", 96, "--eval-every", 16), 143, "not ended"),
     "resumed": (("--max-rollouts", 40, "--eval-every", 1000), 0, "finished"),
     "failed": (("--max-rollouts", 40, "--reward", "agreeing.py:shaped", "--target", 1), 2, "failed"),
-    "without scores": (("--max-rollouts", 400, "--reward", "agreeing.py:away"), 2, "failed"),
+    "without scores": (("--max-rollouts", 400, "--eval-every", 1000, "--reward", "agreeing.py:away"), 2, "failed"),
 }
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("case", RUNS)
 def test_all_that_speaks_of_a_run_says_the_same(call, own, tmp_path, case):
     given, expected, state = RUNS[case]

@@ -61,7 +61,7 @@ def test_held_out_prompts_that_are_trained_on_are_said_and_many_are_refused(call
     few = [row | {"data_source": source} for source in "abc" for row in rows]
     for name, others in (("many", rows), ("few", few)):
         write_prompts(own / f"{name}.jsonl", [trained_on, *others])
-    command = ("train", *OWN, *SHORT, *GRPO, "--reward-workers", 0)
+    command = ("train", *OWN, *SHORT, *GRPO, "--reward-workers", 0, "--eval-every", 32)
     code, output = call(*command, "--heldout", "many.jsonl", "--out", tmp_path / "refused")
     assert code == 2
     assert "1 of 13 held-out prompts (8%) are in the training set too, the first 'mine/#" in said(output)

@@ -6,7 +6,6 @@ Every accuracy is exact, by teacher forcing, so that it has no sampling noise; w
 from pathlib import Path
 
 import pytest
-import torch
 
 from rollalloc.generate.sampling import Sampling
 from rollalloc.lab.bench.presets import fields_of
@@ -15,7 +14,9 @@ from rollalloc.lab.bench.tasks.files import TaskFiles
 from rollalloc.lab.bench.tasks.tiny import WarmUp
 from rollalloc.train.config import Config
 from rollalloc.train.train import train
+from tiny_policy import one_thread
 
+__all__ = ["one_thread"]  # a fixture
 pytestmark = pytest.mark.learning
 
 RECIPES = {
@@ -24,14 +25,6 @@ RECIPES = {
     "pilot_commit": {"groups": 8, "n_pilot": 4, "n_commit": 4, "gen_groups": 24},
 }
 every_recipe = pytest.mark.parametrize("recipe", RECIPES)
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

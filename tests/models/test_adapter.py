@@ -1,7 +1,6 @@
 """LoRA, sampling in half precision and gradient checkpointing: what is trained, what is saved, and what stays the same."""
 
 import json
-import math
 import shutil
 import sys
 import warnings
@@ -26,7 +25,6 @@ from rollalloc.models.lora import Lora
 from rollalloc.models.policy import Policy
 from rollalloc.models.recomputing import recomputing
 from rollalloc.train import evaluation
-from rollalloc.train.config import Config
 from rollalloc.train.evaluation import HeldOut
 from rollalloc.train.objective import Loss
 from tiny_policy import resumed_is_unbroken
@@ -80,21 +78,6 @@ def test_the_head_gets_adapters_only_where_it_is_named_and_not_the_embeddings(po
     tied.model.tie_weights()
     with pytest.raises(ValueError, match="lm_head is the head, and its weights are tied to the embeddings"):
         tied.with_lora(Lora(2, targets=("lm_head",)), seed=0)
-
-
-@pytest.mark.parametrize(
-    ("made", "said"),
-    [
-        (lambda: Lora(0), "rank of LoRA must be a whole number of at least 1, got 0"),
-        (lambda: Lora(4, 0.0), "alpha of LoRA must be above 0 and finite, got 0"),
-        (lambda: Lora(4, math.nan), "alpha of LoRA must be above 0"),
-        (lambda: Lora(4, math.inf), "alpha of LoRA must be above 0"),
-        (lambda: Lora(4, targets=(" ",)), "got an empty name"),
-    ],
-)
-def test_adapters_out_of_range_are_refused(made, said):
-    with pytest.raises(ValueError, match=said):
-        made()
 
 
 @pytest.mark.parametrize(
@@ -378,11 +361,6 @@ def test_a_second_set_of_adapters_is_refused(policy):
 
 def test_in_single_precision_the_policy_itself_samples(policy):
     assert Behaviour(policy, "float32").policy() is policy
-
-
-def test_another_dtype_is_refused():
-    with pytest.raises(ValueError, match="sampling_dtype must be one of float32, bfloat16, float16, got 'int8'"):
-        Config(sampling=Sampling(3), sampling_dtype="int8")  # pyright: ignore
 
 
 def test_the_trainer_computes_again_what_all_prompts_begin_with_too(trainer_of, policy_of, prompts_of):

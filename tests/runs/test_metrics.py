@@ -14,9 +14,10 @@ from rollalloc.generate.sampling import Streaming
 from rollalloc.runs.metrics import METRICS, of_batch, paths, scalars, undeclared
 from rollalloc.train.objective import Loss
 from rollalloc.train.train import train
-from small_run import one_torch_thread, run_of, task
+from small_run import run_of, task
+from tiny_policy import one_thread
 
-__all__ = ["one_torch_thread", "run_of", "task"]  # fixtures
+__all__ = ["one_thread", "run_of", "task"]  # fixtures
 ROOT = Path(__file__).parents[2]
 
 

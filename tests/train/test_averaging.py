@@ -65,9 +65,3 @@ def test_a_run_samples_from_evaluates_and_keeps_the_mean(trainer_of, tmp_path):
 def test_it_is_part_of_what_a_resumed_run_must_have_in_common():
     assert Config(sampling=Sampling(3), averaging=0).identity()["averaging"] == 0
     assert Config(sampling=Sampling(3)).identity()["averaging"] == 640
-
-
-@pytest.mark.parametrize("window", [-1, 0.5, float("nan")])
-def test_a_window_out_of_range_is_refused(window):
-    with pytest.raises(ValueError, match="averaging must be a whole number of at least 0"):
-        Config(sampling=Sampling(3), averaging=window)

@@ -15,9 +15,10 @@ from rollalloc.train.evaluation import Breadth, Evaluation
 from rollalloc.train.loading import check
 from rollalloc.train.notices import Notices, counted, of_first_evaluation
 from rollalloc.train.train import train
-from small_run import one_torch_thread, run_of, task
+from small_run import run_of, task
+from tiny_policy import one_thread
 
-__all__ = ["one_torch_thread", "run_of", "task"]  # fixtures
+__all__ = ["one_thread", "run_of", "task"]  # fixtures
 
 
 @pytest.mark.parametrize("notices", [True, False])

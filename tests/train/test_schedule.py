@@ -28,22 +28,6 @@ def test_the_share_of_each_step(schedule, shares):
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"warmup": -1}, "warmup must be 0 or more"),
-        ({"shape": "step", "steps": 5}, "constant, linear, cosine, got 'step'"),
-        ({"floor": 1.1}, "floor must be a share"),
-        ({"floor": math.nan}, "floor must be a share"),
-        ({"steps": 5}, "a constant rate has no steps"),
-        ({"shape": "cosine", "steps": 5, "warmup": 5}, "steps must be more than the warm-up steps, 5, got 5"),
-    ],
-)
-def test_schedules_that_cannot_be_are_refused(given, message):
-    with pytest.raises(ValueError, match=message):
-        Schedule(**given)
-
-
-@pytest.mark.parametrize(
     ("schedule", "shares"),
     [
         (Schedule(shape="linear", floor=0.2), [1, 0.8, 0.6, 0.4, 0.2]),

@@ -7,9 +7,10 @@ import pytest
 
 from rollalloc.data.prompts import write_prompts
 from rollalloc.lab.advise.profile import profile_of
-from small_run import one_torch_thread, run_of, task
+from small_run import run_of, task
+from tiny_policy import one_thread
 
-__all__ = ["one_torch_thread", "run_of", "task"]
+__all__ = ["one_thread", "run_of", "task"]
 sys.path.insert(0, str(Path(__file__).parents[1] / "waste"))
 sys.path.insert(0, str(Path(__file__).parent))
 

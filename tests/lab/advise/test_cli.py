@@ -67,13 +67,13 @@ def test_a_narrow_terminal_cuts_no_figure(rollalloc, tmp_path):
 
 
 def test_what_is_pasted_is_for_the_framework_that_is_asked_for(call, tmp_path):
-    log = lines(tmp_path / "1.jsonl", verl(prompts=400))
+    log = lines(tmp_path / "1.jsonl", verl(prompts=160))
     assert "AllocatedGRPOTrainer" in call(log, "--framework", "trl", "--present", "grpo:n=16")[1]
     assert "rollalloc train --model MODEL" in call(log, "--framework", "rollalloc", "--present", "grpo:n=16")[1]
 
 
 def test_the_present_setting_is_what_is_said_or_what_the_log_has(call, tmp_path):
-    log = lines(tmp_path / "1.jsonl", verl(prompts=400))
+    log = lines(tmp_path / "1.jsonl", verl(prompts=160))
     said_so = json.loads(call(log, "--present", "grpo:n=16,groups=8", "--json")[1])
     assert said_so["verdict"]["present"] == {"recipe": "grpo", "groups": 8, "n": 16}
     assert said_so["assumed"] == ""

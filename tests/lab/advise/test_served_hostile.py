@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,15 @@ pytest.importorskip("openai", reason="needs pip install 'rollalloc[served]'")
 sys.path.insert(0, str(Path(__file__).parent))
 
 from stand_in_server import MODEL, answered, completion, logged, serving
+
+
+@pytest.fixture
+def advise(advise):
+    """The command on 6 prompts, 4 rollouts of each, so 24 requests."""
+    return partial(advise, sample_prompts=6, sample_n=4)
+
+
+EVERY = {"sample_prompts": None, "sample_n": None}  # 24 prompts, 96 requests, as `started` asks
 
 
 def head(handler, status=200, **headers):
@@ -113,7 +123,7 @@ def test_a_server_that_does_what_it_should_not_ends_in_a_sentence(advise, server
     asked = len(server.requests)
     server.replies = answered
     assert advise(concurrency=2)[0] == 0
-    assert len(server.requests) - asked == 96 - int(kept[1])
+    assert len(server.requests) - asked == 24 - int(kept[1])
 
 
 def test_a_redirect_is_not_followed_and_the_key_goes_to_no_other_host(advise, server, monkeypatch):
@@ -194,13 +204,13 @@ def test_counts_that_are_missing_or_impossible_are_no_counts(advise, server, usa
     server.replies = lambda number, body: (200, answered(number, body)[1] | {"usage": usage})
     code, _, said = advise()
     assert code == 0
-    assert "96 answers: the server reported no counts of tokens" in said
+    assert "24 answers: the server reported no counts of tokens" in said
     assert {row["tokens"] for row in logged()} == {None}
 
 
 def test_counts_of_some_answers_stand_for_all(advise, server):
     server.replies = lambda number, body: (200, answered(number, body)[1] | ({"usage": None} if number % 2 else {}))
-    assert "96 answers: 672 tokens of prompts and 288 of answers" in advise()[2]
+    assert "24 answers: 168 tokens of prompts and 72 of answers" in advise()[2]
 
 
 TEXTS = ["\x00", "\ud800 lone", "\u202ereversed", "a\u2028b\r\nc", "</script>\x1b[2J", "", "1" * 5000]
@@ -212,8 +222,8 @@ def test_texts_that_no_tokenizer_writes_are_kept_scored_and_not_shown(advise, se
     assert code == 0
     assert {row["text"] for row in logged()} == set(TEXTS)
     assert "\x1b" not in shown + said
-    assert advise("--overwrite", reward="my_reward.py:yes", sample_n=4)[0] == 0
-    assert len(server.requests) == 96
+    assert advise("--overwrite", reward="my_reward.py:yes")[0] == 0
+    assert len(server.requests) == 24
 
 
 def test_reasoning_that_the_server_takes_out_is_said_once(advise, server):
@@ -251,7 +261,7 @@ def test_a_full_disk_keeps_whole_answers_and_the_same_command_asks_for_the_rest(
     kept = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, kept[1]))  # bytes of a file
     try:
-        code, _, said = advise(concurrency=4)
+        code, _, said = advise(concurrency=4, **EVERY)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, kept)
     assert code == 2
@@ -260,7 +270,7 @@ def test_a_full_disk_keeps_whole_answers_and_the_same_command_asks_for_the_rest(
     saved = [json.loads(line) for line in Path("profile/answers.jsonl").read_text().splitlines()]
     assert 0 < len(saved) < 96
     asked = len(server.requests)
-    assert advise()[0] == 0
+    assert advise(**EVERY)[0] == 0
     assert len(server.requests) - asked == 96 - len(saved)
 
 
@@ -299,7 +309,7 @@ def test_a_kill_loses_no_more_than_what_was_under_way(advise, server):
     assert saved >= 29
     asked = len(server.requests)
     server.replies = answered
-    assert advise()[0] == 0
+    assert advise(**EVERY)[0] == 0
     assert len(server.requests) - asked == 96 - saved
 
 
@@ -314,7 +324,7 @@ def test_of_two_processes_on_a_folder_one_is_refused(advise, server):
         return answered(number, body)
 
     server.replies = second
-    assert advise(concurrency=1)[0] == 0
+    assert advise(concurrency=1, **EVERY)[0] == 0
     ((said, ended),) = code
     assert ended == 2
     assert "in use" in said or "another process" in said
