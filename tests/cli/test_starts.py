@@ -12,7 +12,7 @@ from itertools import product
 import pytest
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
-from rollalloc.named import RECIPES, make_recipe
+from rollalloc.named import RECIPES
 from rollalloc.train.defaults import matched
 
 REWARD = """
@@ -21,7 +21,6 @@ def even(data_source, solution_str, ground_truth, extra_info):
 """
 JOINED = {"mopps+pods": {"groups": 2, "n": 4, "m": 2}}
 PARAMETERS = {**{recipe: matched(recipe, groups=2, n=4) for recipe in RECIPES}, **JOINED}
-READERS = [name for name, said in PARAMETERS.items() if make_recipe(name, said).reads_features]
 ENGINES = {
     "sync": ("--engine", "sync"),
     "in_process": ("--engine", "async", "--no-overlap"),

@@ -1,6 +1,5 @@
 """What the allocator learns of a prompt's lengths, also where some of its rollouts were stopped."""
 
-import heapq
 import json
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -10,44 +9,13 @@ import pytest
 
 from rollalloc import Allocator, recipes
 from rollalloc.core.errors import RuleError
-from rollalloc.core.events import Cancelled, Done, Updated
+from rollalloc.core.events import Cancelled, Done
 from rollalloc.core.rule import SampledStops, StopRule
-
-SPREAD = 0.5  # deviation of log-lengths
-STD = np.exp(6 + SPREAD**2 / 2) * np.sqrt(np.exp(SPREAD**2) - 1)
 
 
 def std_of(allocator):
     """What the size rule has learned of the deviation of each prompt's lengths."""
     return allocator._run.size_memory["0"]["std_N"]
-
-
-def run(tail, visits, prompts=64, seed=0, shortest=7, longest=1):
-    """DARTS in an engine that gives every running rollout per token a unit of time and stops what it is told to."""
-    draw, allocator = (
-        np.random.default_rng(seed),
-        Allocator(recipes.darts(32, shortest, longest, tail=tail), prompts, seed),
-    )
-    now, ends, begun, batches = 0, [], {}, 0
-    while batches < visits * prompts // 32:
-        actions = allocator.ask()
-        allocator.tell([Cancelled(rollout, now - begun.pop(rollout)) for rollout in actions.cancel])
-        for rollout in (rollout for order in actions.generate for rollout in order.rollouts):
-            length = int(np.ceil(draw.lognormal(6, SPREAD)))
-            begun[rollout] = now
-            heapq.heappush(ends, (now + length, rollout, length))
-        if actions.batch:
-            batches += 1
-            allocator.tell([Updated(allocator.version + 1)])
-            continue
-        while ends and ends[0][1] not in begun:
-            heapq.heappop(ends)
-        if ends:
-            now, rollout, length = heapq.heappop(ends)
-            del begun[rollout]
-            reward = float(draw.random() < 0.5)
-            allocator.tell([Done(rollout, reward, reward, length, allocator.version)])
-    return std_of(allocator) / STD
 
 
 def test_a_visit_is_learned_from_when_its_last_stopped_rollout_ended_and_survives_a_load():

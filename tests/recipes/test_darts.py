@@ -8,36 +8,6 @@ import pytest
 from rollalloc import Allocator, recipes
 from rollalloc.core.events import Done
 from rollalloc.recipes.darts import Redundant
-from rollalloc.rules.sizes import Fixed
-
-
-def of_size(n, tail="exact"):
-    """Five rows, at most two of them the longest, and n rollouts of each group."""
-    return recipes.darts(2, 3, 2, tail=tail, longest_by="size").replace(size=Fixed(n))
-
-
-def told(allocator, order, ended):
-    """The first so many rollouts of an order end, the k-th after 10 k tokens; what is stopped thereupon."""
-    for at, rollout in enumerate(order.rollouts[:ended], 1):
-        allocator.tell([Done(rollout, 1.0, 1.0, 10 * at, 0)])
-    return allocator.ask(0).cancel
-
-
-@pytest.mark.parametrize(
-    ("n", "tail", "ended", "stopped"),
-    [
-        (9, "exact", 5, 0),  # "exact" stops nothing
-        (9, "sampled", 5, 4),  # 2 · 5 - 9 rollouts allow no longest: over once the five shortest are there
-        (9, "sampled", 4, 0),
-        (8, "sampled", 4, 3),  # four shortest are there, one of four is kept
-        (8, "sampled", 3, 0),
-        (6, "sampled", 3, 1),  # two of three
-    ],
-)
-def test_a_group_is_stopped_by_the_longest_that_its_size_leaves(n, tail, ended, stopped):
-    allocator = Allocator(of_size(n, tail), 9, 0)
-    order = allocator.ask().generate[0]
-    assert len(told(allocator, order, ended)) == stopped
 
 
 def test_a_size_rule_learns_from_each_visit_and_its_memory_is_saved_and_follows_the_prompts():

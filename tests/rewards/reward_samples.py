@@ -123,13 +123,3 @@ def leave_a_child(data_source, solution_str, ground_truth, extra_info):
 def kill_parent(data_source, solution_str, ground_truth, extra_info):
     os.kill(os.getppid(), signal.SIGKILL)
     time.sleep(3600)
-
-
-def scribble(data_source, solution_str, ground_truth, extra_info):
-    """Writes something well-formed wherever it can."""
-    for descriptor in os.listdir("/proc/self/fd") if solution_str == "4" else ():
-        try:
-            os.write(int(descriptor), b'\0\0\0\x16["ab", true, 1.0, 1.0]')
-        except OSError:
-            continue
-    return 1.0

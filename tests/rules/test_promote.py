@@ -3,6 +3,7 @@
 from collections import Counter
 
 import numpy as np
+import pytest
 
 from rollalloc.core.group import GroupView
 from rollalloc.core.rule import View
@@ -22,14 +23,18 @@ def group(number, ones, count=4, version=0):
     return GroupView.of([1] * ones + [0] * (count - ones), group=number, versions=[version] * count)
 
 
-def test_top_variance_takes_the_newest_among_equals():
-    held = [group(number, ones) for number, ones in ((0, 2), (1, 2), (2, 1), (3, 2))]
-    assert promoted(TopVariance(), held, 3) == [3, 1, 0]
-
-
-def test_ties_in_variance_are_no_matter_of_rounding():
-    held = [group(0, 1, 10), group(1, 9, 10), group(2, 1, 10)]
-    assert promoted(TopVariance(), held, 3) == [2, 1, 0]
+@pytest.mark.parametrize(
+    ("groups", "expected"),
+    [
+        ([(1, 4), (2, 4), (4, 4), (3, 4)], [1, 3]),  # 1/4 and 3/4 have equal variance: the newer
+        ([(2, 4), (2, 4), (1, 4), (2, 4)], [3, 1, 0]),
+        ([(1, 10), (9, 10), (1, 10)], [2, 1, 0]),  # equal but for rounding
+    ],
+)
+def test_top_variance_takes_the_highest_and_of_equals_the_newest(groups, expected):
+    """Groups of so many right rollouts of so many."""
+    held = [group(number, ones, count) for number, (ones, count) in enumerate(groups)]
+    assert promoted(TopVariance(), held, len(expected)) == expected
 
 
 def test_top_variance_takes_those_that_expire_at_the_next_update_before_all_others():
@@ -71,8 +76,3 @@ def test_random_order_is_uniform_and_keyed():
     assert all(abs(count[g] - draws * 0.4) < 5 * np.sqrt(draws * 0.4 * 0.6) for g in range(5))
     assert promoted(RandomOrder(), held, 2, seed=7) == promoted(RandomOrder(), held, 2, seed=7)
     assert promoted(RandomOrder(), held, 9) == [0, 1, 2, 3, 4]
-
-
-def test_top_variance_takes_the_highest_first():
-    held = [group(0, 1), group(1, 2), group(2, 4), group(3, 3)]
-    assert promoted(TopVariance(), held, 2) == [1, 3]  # 1/4 and 3/4 have equal variance: the newer

@@ -225,10 +225,19 @@ def test_a_swap_that_is_interrupted_did_not_happen(at, tmp_path):
     assert torch.equal(flat(trainer.model), own)
 
 
-def test_after_ctrl_c_what_is_trained_is_in_the_model_and_the_mean_is_saved(tmp_path):
+def ctrl_c() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+def fails() -> None:
+    raise KeyError("reward")
+
+
+@pytest.mark.parametrize(("ends", "error"), [(ctrl_c, KeyboardInterrupt), (fails, KeyError)])
+def test_after_sampling_was_broken_off_what_is_trained_is_in_the_model_and_the_mean_is_saved(ends, error, tmp_path):
     trainer, mean, own = begun(tmp_path)
-    with pytest.raises(KeyboardInterrupt), trainer.averaged.sampling():
-        signal.raise_signal(signal.SIGINT)
+    with pytest.raises(error), trainer.averaged.sampling():
+        ends()
     assert torch.equal(flat(trainer.model), own)
     assert_saves(trainer, mean, tmp_path)
 
@@ -240,14 +249,6 @@ def test_within_sampling_it_may_be_asked_for_again(tmp_path):
             assert torch.equal(flat(trainer.model), mean)
         assert torch.equal(flat(trainer.model), mean)
     assert torch.equal(flat(trainer.model), own)
-
-
-def test_what_is_trained_is_back_after_an_exception_while_sampling(tmp_path):
-    trainer, mean, own = begun(tmp_path)
-    with pytest.raises(KeyError, match="reward"), trainer.averaged.sampling():
-        raise KeyError("reward")
-    assert torch.equal(flat(trainer.model), own)
-    assert_saves(trainer, mean, tmp_path)
 
 
 def test_predict_is_by_the_mean(tmp_path, monkeypatch):

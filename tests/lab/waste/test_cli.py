@@ -1,12 +1,9 @@
 """`rollalloc waste`: what it writes, and that a mistake is one message and exit code 2."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
-
-SAMPLES = Path(__file__).parent / "samples"
 
 
 @pytest.fixture
