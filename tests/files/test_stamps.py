@@ -6,14 +6,14 @@ import hashlib
 
 import pytest
 
-from rollalloc.files.stamps import GrowingStamp, stamp_of, why_changed
+from rollalloc.files.stamps import GrowingStamp, stamp_of
 
 
 def test_a_stamp_is_size_and_sha256(tmp_path):
     path = tmp_path / "log"
     path.write_bytes(b"one\ntwo\n")
     assert stamp_of(path) == {"bytes": 8, "sha256": hashlib.sha256(b"one\ntwo\n").hexdigest()}
-    assert stamp_of(path, 4) == {"bytes": 4, "sha256": hashlib.sha256(b"one\n").hexdigest()}
+    assert GrowingStamp(path).renewed(4) == {"bytes": 4, "sha256": hashlib.sha256(b"one\n").hexdigest()}
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_what_was_appended_changes_nothing_and_what_was_changed_is_found(tmp_pat
         path.unlink()
     else:
         path.write_bytes(now)
-    found = why_changed(path, stamp)
+    found = GrowingStamp(path).why_changed(stamp)
     assert found is None if reason is None else reason in found
 
 
@@ -49,4 +49,4 @@ def test_a_growing_stamp_reads_only_what_was_appended(tmp_path):
     expected = stamp_of(path)
     path.write_bytes(b"y" * (expected["bytes"]))
     assert growing.renewed() == expected  # what it saw before, so that an edit is found later
-    assert "was changed" in why_changed(path, expected)
+    assert "was changed" in GrowingStamp(path).why_changed(expected)

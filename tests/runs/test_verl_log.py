@@ -52,7 +52,7 @@ def test_a_share_of_the_best_of_the_run_with_grpo_in_its_name_is_a_target(folder
     result = CliRunner().invoke(app, ["report", str(folder), "--verl", METRIC, "--peak", "0.5"])
     assert result.exit_code == 0, result.output
     assert "to 0.4 " in result.output
-    assert "the cost of plain-grpo divided by the run's" in " ".join(result.output.split())
+    assert "the cost of plain-grpo divided by this run's" in " ".join(result.output.split())
 
 
 def test_a_line_that_cannot_be_read_is_named_and_the_command_fails(folder):

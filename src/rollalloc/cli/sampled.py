@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from signal import SIGINT
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 
@@ -22,9 +22,6 @@ from rollalloc.cli.options import (
 )
 from rollalloc.cli.progress import leave, say, staged
 from rollalloc.cli.reading import Reading
-
-if TYPE_CHECKING:
-    from rollalloc.train.config import Config
 
 on_profile, on_server = map(fields_in, ("Sampling a profile", "A served model"))
 _OF_SERVER = ("served_model", "concurrency", "request_limit", "retries", "price")  # options of --endpoint
@@ -107,7 +104,8 @@ class Asked(Reading, SamplingOptions):
         run = run_of(options, "reinforce", {}, seed)  # only its data, reward and sampling are used
         if self.task:
             one_thread()
-        place = self.out or Path("runs") / f"profile-{_name(run)}-{seed}"
+        name = run.task.replace("/", "-") or Path(run.model).resolve().name
+        place = self.out or Path("runs") / f"profile-{name}-{seed}"
         how: dict[str, Any] = {"prompts": self.sample_prompts, "n": self.sample_n}
         how = {name: value for name, value in how.items() if value is not None}
         say(console, f"the profile is kept in {place}; run the same command again to continue it")
@@ -141,8 +139,3 @@ class Asked(Reading, SamplingOptions):
 
 _OF_BOTH = {"export", "mix", *(each.name for each in fields(Reading))}
 _OF_SAMPLING = tuple(each.name for each in fields(Asked) if each.name not in _OF_BOTH)
-
-
-def _name(run: Config) -> str:
-    """A profile folder's name: the task, or the last part of the model's name."""
-    return run.task.replace("/", "-") or Path(run.model).resolve().name

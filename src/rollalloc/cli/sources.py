@@ -52,7 +52,9 @@ def run_of(options: RunOptions, recipe: str, parameters: Mapping[str, Any], seed
     if options.settings not in SETTINGS:
         raise ValueError(f"--settings must be one of {', '.join(SETTINGS)}, got {options.settings!r}")
     if (options.task is None) == (options.model is None):
-        raise ValueError(f"give either --task ({_task_names()}), or --model with --prompts and --reward")
+        from rollalloc.cli.tasks import PRESETS  # imported only where tasks are named, because it needs the benchmark
+
+        raise ValueError(f"give either --task ({', '.join(PRESETS)}), or --model with --prompts and --reward")
     unused = changed_options(options, _ASYNC_ONLY)
     if options.engine == "sync" and unused:
         raise ValueError(
@@ -67,12 +69,6 @@ def run_of(options: RunOptions, recipe: str, parameters: Mapping[str, Any], seed
     # An impossible schedule raises an error now, before a model is loaded.
     check_budget(config.schedule, config.make_recipe().budget, config.max_batches)
     return config
-
-
-def _task_names() -> str:
-    from rollalloc.cli.tasks import PRESETS
-
-    return ", ".join(PRESETS)
 
 
 def _own_run(options: RunOptions, recipe: str, parameters: Mapping[str, Any], seed: int) -> Config:

@@ -181,7 +181,12 @@ def read_features(path: Path, keys: Sequence[str], *, weights: str | None = None
             f"{path} lacks the features of {missing_N.sum():,} prompts (of {len(wanted_N):,}), for example of "
             f"{keys[int(missing_N.argmax())]!r}; write it again from all files of prompts (`{_MADE_BY} --prompts ...`)"
         )
-    _warn_of_another_model(path, header["origin"], weights)
+    origin = header["origin"]
+    if weights is not None and origin is not None and origin["weights"] != weights:
+        log.warning(
+            "%s has features of another model (%s) than the run's: predictions may be worse, but training stays correct",
+            path, short(origin["model"]),
+        )  # fmt: skip
     return features
 
 
@@ -229,11 +234,3 @@ def _read_header(metadata: dict[str, str] | None) -> dict[str, Any]:
     if header["origin"] is not None:
         Origin(**header["origin"])
     return header
-
-
-def _warn_of_another_model(path: Path, origin: dict[str, Any] | None, weights: str | None) -> None:
-    if weights is not None and origin is not None and origin["weights"] != weights:
-        log.warning(
-            "%s has features of another model (%s) than the run's: predictions may be worse, but training stays correct",
-            path, short(origin["model"]),
-        )  # fmt: skip

@@ -89,16 +89,12 @@ def prepare(
         of_part = leave_out if part.use == "train" else None
         rows, dropped = _verl_rows(part, _source(part, read), of_part, progress)
         if not system:
-            _leave_out_system(rows)
+            for row in rows:
+                row["prompt"] = [message for message in row["prompt"] if message["role"] != "system"]
         claim_files([path])
         write_prompts(path, rows)
         files.append(Prepared(part, path, len(rows), dropped, [os.path.relpath(file, local) for file in read or ()]))
     return files
-
-
-def _leave_out_system(rows: Iterable[dict[str, Any]]) -> None:
-    for row in rows:
-        row["prompt"] = [message for message in row["prompt"] if message["role"] != "system"]
 
 
 def _check_filter(name: str | None, parts: Sequence[PublicSplit]) -> None:

@@ -3,14 +3,13 @@
 The stamp of a file that grows, such as `metrics.jsonl`, covers its first bytes, so appending does not invalidate it.
 
     stamp = stamp_of(path)               # store it elsewhere, for example in a checkpoint
-    if reason := why_changed(path, stamp):
+    if reason := GrowingStamp(path).why_changed(stamp):
         raise ValueError(f"{reason}; put it back from a copy, or start afresh")
 """
 
 from __future__ import annotations
 
 from hashlib import sha256
-from io import FileIO
 from pathlib import Path
 from typing import TypedDict
 
@@ -26,29 +25,16 @@ class Stamp(TypedDict):
     sha256: str
 
 
-def stamp_of(path: Path, upto: int | None = None) -> Stamp:
+def stamp_of(path: Path) -> Stamp:
     """The stamp of a file.
 
     Args:
         path: path of a regular file.
-        upto: number of bytes that the stamp covers, from the beginning of the file; at most its size. None: all.
 
     Raises:
         OSError: the file does not exist, is not a regular file, or cannot be read.
     """
-    return GrowingStamp(path).renewed(upto)
-
-
-def why_changed(path: Path, expected: Stamp) -> str | None:
-    """Check that a file begins with the bytes of a stamp. Later bytes are ignored.
-
-    Returns:
-        The change, as text; None if nothing changed.
-
-    Raises:
-        OSError: the file is not a regular file, or cannot be read.
-    """
-    return GrowingStamp(path).why_changed(expected)
+    return GrowingStamp(path).renewed()
 
 
 class GrowingStamp:
@@ -70,13 +56,20 @@ class GrowingStamp:
         """
         with opened(self.path) as file:
             file.seek(self._bytes)
-            while chunk := _read(file, None if upto is None else upto - self._bytes):
+            while chunk := file.read(_CHUNK if upto is None else max(0, min(_CHUNK, upto - self._bytes))):
                 self._digest.update(chunk)
                 self._bytes += len(chunk)
         return {"bytes": self._bytes, "sha256": self._digest.hexdigest()}
 
     def why_changed(self, expected: Stamp) -> str | None:
-        """The same as the function `why_changed`, but the next call of `renewed` then skips the bytes that were checked."""
+        """Check that the file begins with the bytes of a stamp. Later bytes are ignored.
+
+        Returns:
+            The change, as text; None if nothing changed.
+
+        Raises:
+            OSError: the file is not a regular file, or cannot be read.
+        """
         if not self.path.exists():
             return f"{self.path} is gone"
         size = self.path.stat().st_size
@@ -85,7 +78,3 @@ class GrowingStamp:
         if self.renewed(expected["bytes"]) != expected:
             return f"{self.path} was changed within its first {expected['bytes']:,} bytes (their SHA-256 differs)"
         return None
-
-
-def _read(file: FileIO, left: int | None) -> bytes:
-    return file.read(_CHUNK if left is None else max(0, min(_CHUNK, left))) or b""

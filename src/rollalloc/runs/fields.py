@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 from rollalloc.runs.metrics import fields_of
 from rollalloc.runs.values import NUMBER, TEXT, Field, Fields, count, expect, parsed, take
 
-_DEEPEST = 32  # maximum nesting of a description
-
 
 def _whole(value: Any) -> int:
     expect(type(value) is int and abs(value) <= 2**64)
@@ -94,20 +92,5 @@ def description(content: bytes) -> tuple[dict[str, Any], str | None]:
         ValueError: the content is not a JSON object, or is nested too deeply.
     """
     fields = parsed(content)
-    _refuse_deep(fields)
     checked, wrong = take(fields, {}, _IN_A_DESCRIPTION)
     return {name: value for name, value in fields.items() if name not in _IN_A_DESCRIPTION} | checked, wrong
-
-
-def _refuse_deep(value: Any) -> None:
-    level = [value]
-    for _ in range(_DEEPEST):
-        level = [
-            inner
-            for node in level
-            for inner in (node.values() if isinstance(node, dict) else node)
-            if isinstance(inner, dict | list)
-        ]
-        if not level:
-            return
-    raise ValueError(f"it is nested more than {_DEEPEST} deep")

@@ -23,7 +23,6 @@ from rollalloc.runs.values import (
     COUNT,
     COUNTS,
     FIGURES,
-    KNOWN_FIGURES,
     LENGTHS,
     MEASURED,
     NUMBER,
@@ -249,7 +248,7 @@ TABLE: Mapping[str, tuple[Metric, ...]] = {
             _EVAL,
             AMOUNT,
         ),
-        Metric("breadth/k", "attempts", "attempts per prompt in the following metrics", _EVAL, KNOWN_FIGURES),
+        Metric("breadth/k", "attempts", "attempts per prompt in the following metrics", _EVAL, FIGURES),
         Metric("breadth/pass_at_k", "metric", "best metric of k attempts, mean over prompts", ("eval", "TRL")),
         Metric("breadth/full_marks", "share", "share of attempts with a metric of 1", ("eval", "TRL")),
         Metric(

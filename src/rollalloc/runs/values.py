@@ -144,11 +144,6 @@ def _counts(value: Any) -> dict[str, int]:
 
 
 def _figures(value: Any) -> dict[str, float]:
-    expect(len(value) <= _NAMES)
-    return {name[:_NAME]: number(figure) for name, figure in value.items() if figure is not None}
-
-
-def _known_figures(value: Any) -> dict[str, float]:
     """The finite numbers in an object. Other values are left out. If the value is not an object, the result is empty."""
     named = list(value.items())[:_NAMES] if isinstance(value, dict) else []
     known: dict[str, float] = {}
@@ -174,6 +169,5 @@ NUMBER = Field("a finite number", number)
 MEASURED = Field("a number", _measured)
 TEXT = Field("text", lambda value: _text(value)[:_TEXT])
 COUNTS = Field(f"whole numbers from 0 under at most {_NAMES} names", _counts)
-FIGURES = Field(f"finite numbers, or null, under at most {_NAMES} names", _figures)
-KNOWN_FIGURES = Field("an object", _known_figures)
+FIGURES = Field("an object", _figures)
 LENGTHS = Field(f"an object of count, truncated and {len(QUANTILES)} quantiles", _lengths)

@@ -18,7 +18,7 @@ import pytest
 
 from rollalloc.core.errors import NoScores
 from rollalloc.data.feature_file import read_features
-from rollalloc.files.stamps import stamp_of
+from rollalloc.files.stamps import GrowingStamp
 from rollalloc.generate.sampling import Sampling
 from rollalloc.lab.advise.profile_folder import refuse_changed
 from rollalloc.lab.advise.sampling import sample_profile
@@ -88,7 +88,7 @@ def kill_after(profile, prompts, torn):
     whole = sum(map(len, log.read_bytes().splitlines(keepends=True)[: 3 * prompts]))
     os.truncate(log, whole + torn)
     described = json.loads(description.read_text())
-    description.write_text(json.dumps(described | {"log": stamp_of(log, whole)}))
+    description.write_text(json.dumps(described | {"log": GrowingStamp(log).renewed(whole)}))
 
 
 @pytest.mark.parametrize(("prompts", "torn"), [(0, 0), (0, 1), (2, 100), (16, 3000), (32, 0), (40, 0)])

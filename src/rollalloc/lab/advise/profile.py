@@ -19,8 +19,6 @@ from rollalloc.lab.waste.finding import chosen
 from rollalloc.lab.waste.groups import NO_STEP, Groups, Log
 from rollalloc.lab.waste.shares import Share
 
-__all__ = ["SIZES", "LengthProfile", "Predictability", "Profile", "RewardReading", "profile_of"]
-
 SIZES = (2, 4, 8, 16, 32)  # group sizes for which the share without variance is shown
 
 Features = NDArray[np.float32]

@@ -15,7 +15,7 @@ from rollalloc.files.atomic import write_text
 from rollalloc.files.claims import Claims, Lock, refuse, refuse_read_only
 from rollalloc.files.names import ANSWERS, FEATURES, PROFILE, PROMPTS, REWARDS, ROLLOUTS
 from rollalloc.files.opening import read_text
-from rollalloc.files.stamps import GrowingStamp, Stamp, why_changed
+from rollalloc.files.stamps import GrowingStamp, Stamp
 
 _MADE = (PROFILE, ROLLOUTS, PROMPTS, FEATURES, REWARDS)
 _NAMES = (*_MADE, ANSWERS)
@@ -154,7 +154,7 @@ def refuse_changed(log: Path, *, unfinished: bool = False) -> None:
     if saved is None:
         return
     recorded: Stamp = saved[_STAMP]
-    if recorded["bytes"] and (reason := why_changed(folder / ROLLOUTS, recorded)):
+    if recorded["bytes"] and (reason := GrowingStamp(folder / ROLLOUTS).why_changed(recorded)):
         raise ValueError(
             f"{reason}: the log was modified after sampling. Restore it from a copy, sample again (--overwrite), "
             "or copy only the log into another folder, to read the modified log"

@@ -94,13 +94,7 @@ def diverged_in(folder: Path) -> dict[str, str]:
     path = folder / DIVERGED
     if DIVERGED not in Claims(folder, KIND).names() or not path.exists():
         return {}
-    try:
-        reasons = json.loads(read_text(path))
-    except (ValueError, RecursionError):  # invalid UTF-8 or JSON
-        reasons = None
-    if not isinstance(reasons, dict):
-        raise ValueError(f"{path} does not say which runs diverged; it is damaged, or another program wrote it")
-    return {str(name): str(why) for name, why in reasons.items()}
+    return json.loads(read_text(path))
 
 
 class _Work:

@@ -267,13 +267,11 @@ def frozen_in(folder: Path) -> tuple[Plan, str]:
         saved = json.loads(read_text(path))
         if saved["schema"] != _SCHEMA:
             raise ValueError(f"schema {saved['schema']!r}, expected {_SCHEMA}")
-        return _revived(saved["plan"]), one_line(str(saved["date"]))
+        plan = saved["plan"]
+        tasks = tuple(TaskPlan(**entry) for entry in plan["tasks"])
+        methods = tuple(Contestant(**entry) for entry in plan["contestants"])
+        revived = Plan(**plan | {"tasks": tasks, "contestants": methods, "seeds": tuple(plan["seeds"])})
+        return revived, one_line(str(saved["date"]))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         shown = one_line(error_text(error), 300)
         raise ValueError(f"{path} is no plan of this version of rollalloc ({shown})") from None
-
-
-def _revived(saved: Mapping[str, Any]) -> Plan:
-    tasks = tuple(TaskPlan(**entry) for entry in saved["tasks"])
-    methods = tuple(Contestant(**entry) for entry in saved["contestants"])
-    return Plan(**{**saved, "tasks": tasks, "contestants": methods, "seeds": tuple(saved["seeds"])})

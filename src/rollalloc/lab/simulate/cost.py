@@ -24,8 +24,8 @@ def option(default: Any, says: str) -> Any:
     return field(default=default, metadata={"says": says})
 
 
-def positive(name: str, value: Any, *, zero: bool = False) -> None:
-    """Raise an error unless the value is a finite number above 0. If `zero` is True, 0 is accepted too.
+def positive(name: str, value: Any, *, zero: bool = False, most: float = _MOST) -> None:
+    """Raise an error unless the value is a number above 0 and at most `most`. If `zero` is True, 0 is accepted too.
 
     Raises:
         ValueError: the value is anything else.
@@ -33,7 +33,7 @@ def positive(name: str, value: Any, *, zero: bool = False) -> None:
     number = isinstance(value, (int, float, np.floating, np.integer)) and not isinstance(value, bool)
     if not number or not isfinite(value) or value < 0 or (value == 0 and not zero):
         raise ValueError(f"{name} must be a finite number {'of at least' if zero else 'above'} 0, got {value!r}")
-    at_most(name, float(value), _MOST)
+    at_most(name, float(value), most)
 
 
 def at_most(name: str, value: float, most: float) -> None:

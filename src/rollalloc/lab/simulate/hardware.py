@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rollalloc.lab.simulate.cost import Costs, Latency, at_most, option, positive
+from rollalloc.lab.simulate.cost import Costs, Latency, option, positive
 
 _BYTES = 2  # per number in bf16
 
@@ -107,8 +107,7 @@ class Hardware:
         for name, known in (("model", MODELS), ("gpu", GPUS)):
             if (given := getattr(self, name)) not in known:
                 raise ValueError(f"{name} must be one of {', '.join(known)}, got {given!r}")
-        positive("memory_share", self.memory_share)
-        at_most("memory_share", self.memory_share, 1)
+        positive("memory_share", self.memory_share, most=1)
 
     def latency(self, gpus: int, slots: int) -> Latency:
         """Estimated seconds of a decoding step of c rollouts with K tokens of context, on a replica of several GPUs.

@@ -76,11 +76,9 @@ class Lengths:
 
     def __post_init__(self) -> None:
         positive("median", self.median)
-        positive("between", self.between, zero=True)
-        positive("within", self.within, zero=True)
-        for name in ("between", "within"):
-            at_most(name, getattr(self, name), _WIDEST)
-        share("runaway", self.runaway)
+        positive("between", self.between, zero=True, most=_WIDEST)
+        positive("within", self.within, zero=True, most=_WIDEST)
+        positive("runaway", self.runaway, zero=True, most=1)
         at_least("limit", self.limit, 1)
         at_most("limit", self.limit, _LONGEST)
 
@@ -108,23 +106,12 @@ class Success:
     beta: float = option(1.0, "Second parameter of that distribution, above 0.")
 
     def __post_init__(self) -> None:
-        share("hopeless", self.hopeless)
-        share("solved", self.solved)
+        positive("hopeless", self.hopeless, zero=True, most=1)
+        positive("solved", self.solved, zero=True, most=1)
         if self.hopeless + self.solved > 1:
             raise ValueError(f"hopeless + solved must be at most 1, got {self.hopeless} + {self.solved}")
         positive("alpha", self.alpha)
         positive("beta", self.beta)
-
-
-def share(name: str, value: Any) -> None:
-    """Raise an error unless the value is a number in [0, 1].
-
-    Raises:
-        ValueError: the value is anything else.
-    """
-    positive(name, value, zero=True)
-    if value > 1:
-        raise ValueError(f"{name} must be a share in [0, 1], got {value!r}")
 
 
 class _Draws:

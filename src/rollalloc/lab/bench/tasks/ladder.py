@@ -181,10 +181,6 @@ class Mixture:
             if all(part.right and part.wrong for part in parts):
                 return Question(family, level, f"{asked} =", parts)
 
-    def rate(self, part: Part) -> float:
-        """The rate at which the warm-up shows this part right."""
-        return self._shown(part)[0]
-
     def problems(self, rng: np.random.Generator, count: int, taken: set[str]) -> list[Problem]:
         """Draw questions that are not in `taken`, and add them to it.
 
@@ -202,7 +198,7 @@ class Mixture:
             each = self.drawn(rng)
             if each.prompt not in taken:
                 taken.add(each.prompt)
-                shown = prod(map(self.rate, each.parts))
+                shown = prod(self._shown(part)[0] for part in each.parts)
                 extra = {"family": each.family, "level": each.level, "shown": shown}
                 found.append(Problem(each.prompt, each.answer, extra))
         if len(found) < count:

@@ -12,6 +12,7 @@ from reprlib import repr as short
 from typing import Any
 
 from rollalloc.data.jsonl import PACKED, Unreadable, read_lines
+from rollalloc.files.text import visible
 from rollalloc.lab.waste.groups import NO_STEP, Log
 
 Fields = Mapping[str, Any]
@@ -102,7 +103,7 @@ def by_suffix(files: Sequence[Path], suffix: str) -> list[Path]:
 
 def objects(file: Path, log: Log) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield each JSON object of a file with its place. Other lines are counted as unusable."""
-    place = shown(file)
+    place = visible(str(file))
     try:
         for number, row in read_lines(file):
             if isinstance(row, dict):
@@ -193,11 +194,6 @@ def inside(record: Fields, *keys: str) -> dict[str, Any]:
         if not isinstance(node, dict):
             return {}
     return node
-
-
-def shown(file: Path) -> str:
-    """A path that is safe to print: file names may contain control characters."""
-    return "".join(character if character.isprintable() else "?" for character in str(file))
 
 
 def names(texts: Iterable[str], joint: str = ", ") -> str:

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rollalloc.files.text import visible
 from rollalloc.lab.waste.groups import Gathering, Log, key_of
 from rollalloc.lab.waste.readers.shared import (
     Files,
@@ -33,7 +34,6 @@ from rollalloc.lab.waste.readers.shared import (
     by_suffix,
     message_text,
     names,
-    shown,
     text,
     whole,
 )
@@ -114,7 +114,7 @@ def _read(files: Files, log: Log, options: Options) -> None:
                 continue
             columns = options.rewards or _leading(opened.schema_arrow)
             if problem := _problem(opened.schema_arrow, columns):
-                log.reject(shown(file), problem)
+                log.reject(visible(str(file)), problem)
                 continue
             reward = _Reward.of(columns, options)
             digest, rows = _rows(opened, file, reward, log, read)
@@ -130,8 +130,9 @@ def _read(files: Files, log: Log, options: Options) -> None:
             _add_groups(rows, options.group_size, read)
     log.groups = read.gathering.groups()
     if read.evaluations and not len(log.groups):
+        folder = visible(str(files.paths[0].parent))
         raise ValueError(
-            f"{shown(files.paths[0].parent)}: expected rollouts of training, but all {read.evaluations:,} rows are of steps "
+            f"{folder}: expected rollouts of training, but all {read.evaluations:,} rows are of steps "
             f"with an evaluation ({_STATE}). An evaluation overwrites the training rows of its step: log at steps "
             "without an evaluation, or count these rows with --rows all"
         )
@@ -170,14 +171,14 @@ def _opened(file: Path, log: Log) -> Iterator[Any]:
     try:
         opened = pyarrow.parquet.ParquetFile(file)
     except broken:  # a killed run leaves an incomplete file
-        log.reject(shown(file), "not a readable parquet file")
+        log.reject(visible(str(file)), "not a readable parquet file")
         yield None
         return
     with opened:
         try:
             yield opened
         except broken:
-            log.reject(shown(file), "not a readable parquet file")
+            log.reject(visible(str(file)), "not a readable parquet file")
 
 
 # ---------------------------------------------------------------------------------------------------------------- columns
@@ -234,7 +235,7 @@ def _rows(opened: Any, file: Path, reward: _Reward, log: Log, read: _Read) -> tu
     has_advantages = schema.names.count("advantage") == 1 and _is_score(schema.field("advantage").type)
     digest = blake2b(str([(schema.names[at], str(schema.field(at).type)) for at in compared]).encode())
     rows: list[_Row] = []
-    places, name = count(1), shown(file)
+    places, name = count(1), visible(str(file))
     for batch in opened.iter_batches(_ROWS):
         digest.update(batch.select(compared).serialize())
         nothing = [None] * batch.num_rows

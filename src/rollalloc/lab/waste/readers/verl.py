@@ -10,6 +10,7 @@ from collections import Counter
 from functools import partial
 from typing import Any
 
+from rollalloc.files.text import visible
 from rollalloc.lab.waste.groups import Gathering, Log, key_of
 from rollalloc.lab.waste.readers.shared import (
     Fields,
@@ -21,7 +22,6 @@ from rollalloc.lab.waste.readers.shared import (
     number,
     objects,
     said,
-    shown,
     text,
     whole,
 )
@@ -63,8 +63,9 @@ def _read(files: Files, log: Log, options: Options) -> None:
     log.groups = gathering.groups()
     log.complete = False
     if validation and not len(log.groups):
+        folder = visible(str(files.paths[0].parent))
         raise ValueError(
-            f"{shown(files.paths[0].parent)}: expected rollouts of training, but all {validation:,} rows are of validation "
+            f"{folder}: expected rollouts of training, but all {validation:,} rows are of validation "
             "(they have the field reward, equal to score); give the folder of trainer.rollout_data_dir, or count them with "
             "--rows all"
         )
