@@ -511,7 +511,7 @@ def test_prompts_that_are_evicted_and_come_back_are_counted(drive):
 @pytest.mark.parametrize("after", [0, 256, 1.5])
 def test_a_limit_of_failures_out_of_range_is_refused(after):
     with pytest.raises(ValueError, match="quarantine_after must be"):
-        replace(recipes.grpo(1, 1), quarantine_after=after)
+        replace(recipes.raft(1, 1), quarantine_after=after)
 
 
 # --------------------------------------------------------------------------------------------------- a framework's loader
@@ -550,7 +550,7 @@ def test_as_offered_ends_after_an_empty_offer_with_what_is_there():
 
 
 def test_as_offered_epochs_are_the_loaders():
-    allocator = Allocator(offered(recipes.grpo(1, 1)), 3, 0)
+    allocator = Allocator(offered(recipes.raft(1, 1)), 3, 0)
     for epoch in (0, 1):
         allocator.tell([Offered((2,), epoch)])
         orders = allocator.ask().generate
@@ -566,7 +566,7 @@ def test_as_offered_epochs_are_the_loaders():
 
 
 def test_offers_to_a_recipe_that_draws_its_own_prompts_are_refused():
-    allocator = Allocator(recipes.grpo(1, 1), 3, 0)
+    allocator = Allocator(recipes.raft(1, 1), 3, 0)
     assert allocator.wanted() == 0
     with pytest.raises(EventError, match=r"Offered: the recipe draws its own prompts .*use the prompt rule as_offered"):
         allocator.tell([Offered((1,), 0)])
@@ -650,10 +650,11 @@ def test_a_rollout_that_was_decided_but_not_handed_out_cannot_end():
         (lambda: recipes.pilot_commit(4, 4, 4, 8, max_staleness=-1), "max_staleness must be"),
         (lambda: recipes.pods(4, 8, 9), "m must be at most n=8, the number of rollouts to choose from, got 9"),
         (lambda: recipes.pods(4, 8, 4, "best"), "rule must be one of max_variance, max_reward, .*, got 'best'"),
-        (lambda: recipes.pods(4, 8, 0), "m must be a whole number of at least 1, got 0"),
+        (lambda: recipes.pods(4, 8, 1), r"m must be .* at least 2 \(so that their rewards can differ\), got 1"),
         (lambda: recipes.grpo(0, 4), "groups must be a whole number of at least 1, got 0"),
-        (lambda: recipes.grpo(4, 0), "n must be a whole number of at least 1, got 0"),
-        (lambda: recipes.grpo(4, 2.0), "n must be a whole number of at least 1, got 2.0"),
+        (lambda: recipes.grpo(4, 1), r"n must be .* at least 2 \(so that there is a mean .* use reinforce\), got 1"),
+        (lambda: recipes.mopps(4, 1), r"n must be .* at least 2 \(so that .*, got 1"),
+        (lambda: recipes.grpo(4, 2.0), "n must be a whole number of at least 2 .*, got 2.0"),
         (lambda: recipes.dapo(4, 1, 4), r"n must be .* at least 2 \(so that rewards can differ\), got 1"),
         (lambda: recipes.dapo(4, 4, 4, "keep"), "surplus must be one of discard, carry, got 'keep'"),
         (lambda: recipes.dapo(4, 4, 8, max_candidates=0), r"max_candidates must be .* at least 1, got 0"),
@@ -668,7 +669,7 @@ def test_a_rollout_that_was_decided_but_not_handed_out_cannot_end():
         (lambda: recipes.mix(recipes.pods(4, 8, 4), recipes.darts(4, 3, 1)), "both recipes change rows: .*plain value"),
         (lambda: recipes.mix(recipes.grpo(4, 2), recipes.pods(4, 8, 4)), "but the stages generate only 2"),
         (lambda: Budget(run_rollouts=0), "run_rollouts must be at least 1, or None for no limit, got 0"),
-        (lambda: replace(recipes.grpo(1, 1), stages=()), "a recipe needs at least one stage, got none"),
+        (lambda: replace(recipes.raft(1, 1), stages=()), "a recipe needs at least one stage, got none"),
     ],
 )  # fmt: skip
 def test_bad_input_says_what_was_expected_and_what_came(make, message):
@@ -678,17 +679,17 @@ def test_bad_input_says_what_was_expected_and_what_came(make, message):
 
 def test_other_types_are_refused():
     with pytest.raises(TypeError, match="prompts must be a number of prompts or a PromptTable, got str"):
-        Allocator(recipes.grpo(1, 1), "data.parquet", 0)
+        Allocator(recipes.raft(1, 1), "data.parquet", 0)
     with pytest.raises(
         TypeError, match=r"intake: expected a rule derived from .*IntakeRule, got .*; write your rule as a"
     ):
-        replace(recipes.grpo(1, 1), intake=lambda view, memory: 1)
+        replace(recipes.raft(1, 1), intake=lambda view, memory: 1)
     with pytest.raises(
         TypeError, match=r"stage 'rollout': judge: expected a rule derived from .*JudgeRule, got Oldest"
     ):
-        recipes.grpo(1, 1).replace(judge=promote.Oldest())
+        recipes.raft(1, 1).replace(judge=promote.Oldest())
     with pytest.raises(TypeError, match="has no stable description, so its recipe cannot be compared"):
-        replace(recipes.grpo(1, 1), advantage=OverGroup(lambda rewards_G: rewards_G))
+        replace(recipes.raft(1, 1), advantage=OverGroup(lambda rewards_G: rewards_G))
 
 
 # ----------------------------------------------------------------------------------------------- rules that break their word
@@ -745,7 +746,7 @@ class StopsFinished(StopRule):
 
 def test_an_intake_that_opens_nothing_starves_and_is_named(drive):
     with pytest.raises(NoProgress, match=r"Returns\(value=0\) opens no group"):
-        drive(replace(recipes.grpo(1, 1), intake=Returns(0))).ask()
+        drive(replace(recipes.raft(1, 1), intake=Returns(0))).ask()
 
 
 @pytest.mark.parametrize("stage", [0, 1])
@@ -776,7 +777,7 @@ BASE = recipes.grpo(1, 2)
         (replace(BASE, advantage=ReturnsAdvantages((1.0,))), "must give 2 finite advantages"),
         (replace(BASE, advantage=ReturnsAdvantages((1.0, NAN))), "must give 2 finite advantages"),
         (replace(BASE, prompts=Picks(picked=(1, 1))), "must pick at most 1 different free prompts"),
-        (replace(recipes.grpo(2, 1), prompts=Picks(picked=(1, 1))), "must pick at most 2 different free prompts"),
+        (replace(recipes.raft(2, 1), prompts=Picks(picked=(1, 1))), "must pick at most 2 different free prompts"),
         (replace(BASE, stages=(Stage("x", Returns([0]), judges.Complete(), None, promote.Oldest()),)),
          "must give each of 1 groups at least 1 rollout"),
         (replace(BASE, stages=(Stage("x", Returns([1, 1]), judges.Complete(), None, promote.Oldest()),)),

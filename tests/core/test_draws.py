@@ -70,7 +70,7 @@ def done(allocator, orders, reward=1.0):
 @given(st.lists(THOUGHTS, min_size=4, max_size=4))
 def test_thoughts_reach_the_advantage_bit_for_bit_through_json(thoughts):
     """In flight, and drawn while the budget had no room: for two groups of the four, until a larger one is loaded."""
-    recipe = replace(recipes.grpo(4, 1), prompts=Says(tuple(thoughts)), advantage=Sees(), budget=Budget(run_rollouts=2))
+    recipe = replace(recipes.raft(4, 1), prompts=Says(tuple(thoughts)), advantage=Sees(), budget=Budget(run_rollouts=2))
     allocator = Allocator(recipe, 4, 0)
     SEEN.clear()
     for _ in range(2):
@@ -88,7 +88,7 @@ def test_thoughts_reach_the_advantage_bit_for_bit_through_json(thoughts):
 @pytest.mark.parametrize("name", ["predicted", "baseline", "sampling_ratio"])
 @pytest.mark.parametrize("value", ["0.5", True, float("nan"), [0.5], float("inf")])
 def test_a_torn_thought_is_refused(name, value):
-    recipe = replace(recipes.grpo(2, 1), prompts=Says(((0.5, 0.5, 0.5),) * 8), budget=Budget(run_rollouts=1))
+    recipe = replace(recipes.raft(2, 1), prompts=Says(((0.5, 0.5, 0.5),) * 8), budget=Budget(run_rollouts=1))
     allocator = Allocator(recipe, 8, 0)
     allocator.ask()
     state = allocator.state_dict()
@@ -104,7 +104,7 @@ def test_a_torn_thought_is_refused(name, value):
 
 @pytest.mark.parametrize("value", [0, 0.0, -1.0])
 def test_saved_sampling_ratios_are_above_0(value):
-    allocator = Allocator(replace(recipes.grpo(2, 1), prompts=Says(((0.5, 0.5, 0.5),) * 8)), 8, 0)
+    allocator = Allocator(replace(recipes.raft(2, 1), prompts=Says(((0.5, 0.5, 0.5),) * 8)), 8, 0)
     allocator.ask()
     state = allocator.state_dict()
     state["groups"][0]["drawn"][3] = value
@@ -141,7 +141,7 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_a_prompt_rule_that_picks_nonsense_is_named(name):
     MADE[name], message = WRONG[name]
-    allocator = Allocator(replace(recipes.grpo(2, 1), prompts=Picks(made=name)), 8, 0)
+    allocator = Allocator(replace(recipes.raft(2, 1), prompts=Picks(made=name)), 8, 0)
     with pytest.raises(RuleError, match=rf"Picks\(.*{message}"):
         allocator.ask()
 
@@ -156,7 +156,7 @@ class SeesEpochs(prompts.InOrder):
 
 def test_a_draw_that_begins_an_epoch_sees_that_epoch(drive):
     """Batches of 2 from 3 prompts: the second batch's second prompt is drawn in epoch 1."""
-    driver = drive(replace(recipes.grpo(2, 1), prompts=SeesEpochs()), 3)
+    driver = drive(replace(recipes.raft(2, 1), prompts=SeesEpochs()), 3)
     epochs = []
     for _ in range(3):
         actions = driver.ask()
@@ -222,7 +222,7 @@ def test_a_rule_over_the_batch_credits_each_row_of_each_group(drive):
 
 @pytest.mark.parametrize("approx_kl", ["x", [1], -1e-9, float("nan"), 1j, None])
 def test_how_far_the_weights_went_is_a_number(approx_kl):
-    allocator = Allocator(recipes.grpo(1, 1), 2, 0)
+    allocator = Allocator(recipes.raft(1, 1), 2, 0)
     if approx_kl is None:
         allocator.tell([Updated(1, None)])
     else:
@@ -232,14 +232,14 @@ def test_how_far_the_weights_went_is_a_number(approx_kl):
 
 
 def test_the_way_of_the_weights_adds_up_and_is_saved():
-    allocator = Allocator(recipes.grpo(1, 1), 4, 0)
+    allocator = Allocator(recipes.raft(1, 1), 4, 0)
     allocator.tell([Updated(1, np.float32(0.5)), Updated(2), Updated(3, 0.25)])
     assert allocator._run.view().kl_sum == copy_of(allocator)._run.view().kl_sum == 0.75
     state = allocator.state_dict()
     for wrong in (-1.0, "far", float("nan"), None):
         with pytest.raises(ValueError, match="kl_sum: expected a number that is 0 or more and finite"):
-            Allocator(recipes.grpo(1, 1), 4, 0).load_state_dict(state | {"kl_sum": wrong})
-    Allocator(recipes.grpo(1, 1), 4, 0).load_state_dict(state | {"kl_sum": 0})  # as other writers of JSON have 0.0
+            Allocator(recipes.raft(1, 1), 4, 0).load_state_dict(state | {"kl_sum": wrong})
+    Allocator(recipes.raft(1, 1), 4, 0).load_state_dict(state | {"kl_sum": 0})  # as other writers of JSON have 0.0
 
 
 @pytest.mark.parametrize("far", [2 * FARTHEST, 1e38, 1e308, float("inf")])
@@ -276,7 +276,7 @@ def test_features_of_another_shape_or_not_finite_are_refused(features, message):
 
 def test_a_state_has_the_features_digests_only_and_other_features_are_refused():
     mine = np.linspace(0, 1, 4000).reshape(8, 500)
-    allocator = Allocator(recipes.grpo(2, 1), PromptTable(KEYS, features={"x": mine}), 0)
+    allocator = Allocator(recipes.raft(2, 1), PromptTable(KEYS, features={"x": mine}), 0)
     allocator.ask()
     state = json.loads(json.dumps(allocator.state_dict()))
     assert len(json.dumps(state["prompts"])) < 500
@@ -287,14 +287,14 @@ def test_a_state_has_the_features_digests_only_and_other_features_are_refused():
         "big": mine.astype(">f4"),
     }
     for block in same.values():
-        Allocator(recipes.grpo(2, 1), PromptTable(KEYS, features={"x": block}), 0).load_state_dict(state)
+        Allocator(recipes.raft(2, 1), PromptTable(KEYS, features={"x": block}), 0).load_state_dict(state)
     other = mine.copy()
     other[3, 3] += 1e-3
     for features in ({"x": other}, {"y": mine}, {"x": mine, "y": mine}, {}, {"x": mine[:, ::-1]}):
         table = PromptTable(KEYS, features=features)
         with pytest.raises(ValueError, match=r"saved with the features \{'x': .* with a remap"):
-            Allocator(recipes.grpo(2, 1), table, 0).load_state_dict(state)
-        copy = Allocator(recipes.grpo(2, 1), table, 0)
+            Allocator(recipes.raft(2, 1), table, 0).load_state_dict(state)
+        copy = Allocator(recipes.raft(2, 1), table, 0)
         copy.load_state_dict(state, remap="keys")
         assert copy.paid == allocator.paid
 

@@ -74,7 +74,7 @@ REFUSED = {
         recipes.foresight(4, 4, once=False),
         recipes.dapo(4, 4, 12),
     ),
-    "both recipes change prompts: Posterior.* and Tracker": (recipes.mopps(4, 1), recipes.spo(4)),
+    "both recipes change prompts: Posterior.* and Tracker": (recipes.mopps(4), recipes.spo(4)),
     "both recipes change over_batch: BatchMean.* and BatchNormalised": (recipes.reinforce(4), recipes.spo(4)),
     r"both recipes change advantage: Rewards\(\) and OverChosen\(GRPO": (
         recipes.foresight(4),

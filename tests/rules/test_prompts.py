@@ -53,7 +53,7 @@ def test_shuffled_gives_what_came_back_after_its_turn_before_the_epoch_ends():
 @pytest.mark.parametrize(("groups", "count"), [(4, 5), (3, 8), (5, 5), (1, 3)])
 def test_each_prompt_is_visited_once_an_epoch_across_the_batches_that_straddle_two(groups, count):
     """An epoch's last prompts, drawn together with the first of the next, belong to the epoch they were drawn from."""
-    allocator = Allocator(recipes.grpo(groups, 1), count, 0)
+    allocator = Allocator(recipes.raft(groups, 1), count, 0)
     visits = []
     while len(visits) < 20 * count:
         orders = allocator.ask().generate

@@ -1,6 +1,6 @@
 """GRPO, Dr. GRPO and RLOO: n rollouts per prompt, each compared with the other rollouts of the same prompt.
 
-These are the baselines. Every other recipe starts from `grpo` and replaces some of its rules. A recipe contains the
+These are the baselines. Every other recipe starts from `plain` and replaces some of its rules. A recipe contains the
 choice of rollouts and the advantages. The averaging of the loss and the KL term are settings of the trainer. PAPERS.md
 lists the kind of standard deviation that each trainer uses.
 
@@ -37,28 +37,15 @@ def grpo(
 
     Args:
         groups: prompts in a batch, at least 1.
-        n: rollouts per prompt, at least 1.
+        n: rollouts per prompt, at least 2.
         deviation: kind of standard deviation by which the advantages are divided: "population" or "sample". None: the
             training framework decides. Rollalloc's own trainer uses "population", TRL and verl use "sample".
         replay: maximum number of rows of earlier batches to train on again in each batch; 0 or more. Only rollouts that
             did better than their group are replayed.
         replay_staleness: maximum age of a replayed rollout, in updates of the weights; at least 1.
     """
-    at_least("replay", replay, 0)
-    at_least("replay_staleness", replay_staleness, 1)
-    return Recipe(
-        groups=groups,
-        stages=(Stage("rollout", sizes.Fixed(n), judges.Complete(), None, promote.Oldest()),),
-        prompts=prompts.Shuffled(),
-        intake=intake.Fill(),
-        rows=rows.Everything(),
-        advantage=advantages.OverGroup(advantages.kernel_of(deviation)),
-        max_staleness=0,
-        max_candidates=None,
-        budget=Budget(),
-        quarantine_after=QUARANTINE_AFTER,
-        replay=Replay(rows=replay, max_staleness=replay_staleness) if replay else None,
-    )
+    at_least("n", n, 2, "so that there is a mean to compare with; for one rollout of each prompt, use reinforce")
+    return plain(groups, n, deviation, replay, replay_staleness)
 
 
 @sized
@@ -90,6 +77,31 @@ def rloo(groups: int = 16, n: int = 4) -> Recipe:
     """
     at_least("n", n, 2, "so that there are other rollouts to compare with")
     return replace(grpo(groups, n), advantage=advantages.OverGroup(advantages.rloo))
+
+
+def plain(
+    groups: int,
+    n: int,
+    deviation: advantages.Deviation | None = None,
+    replay: int = 0,
+    replay_staleness: int = 12,
+) -> Recipe:
+    """Return `grpo` with any n from 1, for recipes that replace some of its rules."""
+    at_least("replay", replay, 0)
+    at_least("replay_staleness", replay_staleness, 1)
+    return Recipe(
+        groups=groups,
+        stages=(Stage("rollout", sizes.Fixed(n), judges.Complete(), None, promote.Oldest()),),
+        prompts=prompts.Shuffled(),
+        intake=intake.Fill(),
+        rows=rows.Everything(),
+        advantage=advantages.OverGroup(advantages.kernel_of(deviation)),
+        max_staleness=0,
+        max_candidates=None,
+        budget=Budget(),
+        quarantine_after=QUARANTINE_AFTER,
+        replay=Replay(rows=replay, max_staleness=replay_staleness) if replay else None,
+    )
 
 
 def batches_ahead(groups: int, gen_groups: int | None) -> int:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Literal
 
 from rollalloc.core.recipe import Recipe, at_least, one_of
-from rollalloc.recipes.grpo import grpo
+from rollalloc.recipes.grpo import plain
 from rollalloc.recipes.shapes import sized
 from rollalloc.rules import advantages, rows
 
@@ -39,8 +39,8 @@ def pods(
 
     Args:
         groups: prompts in a batch, at least 1.
-        n: rollouts per prompt. None: four times m, or 16 if m is None too.
-        m: rollouts of each prompt to train on, in [1, n]. None: a quarter of n.
+        n: rollouts per prompt, at least 2. None: four times m, or 16 if m is None too.
+        m: rollouts of each prompt to train on, in [2, n]. None: a quarter of n, at least 2.
         rule: how the m rollouts are chosen. "max_variance" is the paper's method; "max_reward", "random" and "percentile"
             are its comparisons. With "max_reward", a prompt with m or more right answers gives no learning signal.
 
@@ -48,12 +48,12 @@ def pods(
         ValueError: m is out of its range, or the rule is unknown.
     """
     if m is not None:
-        at_least("m", m, 1)
+        at_least("m", m, 2, "so that their rewards can differ")
     if n is None:
         n = 16 if m is None else 4 * m
-    at_least("n", n, 1)
-    m = max(1, n // 4) if m is None else m
+    at_least("n", n, 2, "so that rewards can differ")
+    m = max(2, n // 4) if m is None else m
     one_of("rule", rule, tuple(_ROW_RULES))
     if m > n:
         raise ValueError(f"m must be at most n={n}, the number of rollouts to choose from, got {m}")
-    return replace(grpo(groups, n), rows=_ROW_RULES[rule](m), advantage=advantages.OverChosen(advantages.pods))
+    return replace(plain(groups, n), rows=_ROW_RULES[rule](m), advantage=advantages.OverChosen(advantages.pods))

@@ -235,7 +235,7 @@ def test_the_tail_is_the_time_in_which_a_tenth_runs_and_none_waits():
 @pytest.mark.parametrize(("train", "sync", "period"), [(0.6, 0.0, 5.0), (1.6, 0.0, 8.0), (0.6, 1.0, 6.0)])
 def test_one_batch_is_made_while_another_trains(train, sync, period):
     costs = replace(FREE, train=train, weight_sync=sync)
-    result = run(recipes.grpo(1, 1), (5,), costs=costs, schedule="async", gpus=2, batches=4, warmup=2)
+    result = run(recipes.raft(1, 1), (5,), costs=costs, schedule="async", gpus=2, batches=4, warmup=2)
     # The longer of making 5 tokens, new weights among them, and training them; the trainer waits for the rest.
     assert result.batch_seconds == pytest.approx([period] * 4)
     assert result.gpu_seconds["training"] == pytest.approx(4 * 5 * train)

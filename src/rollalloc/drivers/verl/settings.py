@@ -91,7 +91,7 @@ class VerlSettings:
         compute its advantage. A replayed row keeps the advantage of its first batch.
         """
         recipe = self.recipe
-        plain = recipe.advantage == grpo(1, 1).advantage and recipe.over_batch is None
+        plain = recipe.advantage == grpo().advantage and recipe.over_batch is None
         return not plain or recipe.replay is not None
 
 
