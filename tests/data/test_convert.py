@@ -105,6 +105,17 @@ def test_an_answer_that_was_begun_is_kept_where_that_is_said(run):
     assert prompts.prompts == (tuple(chat),)
 
 
+@pytest.mark.parametrize("answer", ["reward_model", "reward_model.ground_truth", "answer"])
+def test_a_file_in_verls_schema_needs_no_conversion(run, answer):
+    row = {"data_source": "m", "prompt": [{"role": "user", "content": "1+1?"}], "reward_model": {"ground_truth": "2"}}
+    with pytest.raises(
+        ValueError, match=r"mine\.jsonl:1: the file has verl's schema already; use it as it is, as --prompts"
+    ):
+        run([row], "prompt", answer)
+    made, _ = run([row | {"solution": "2"}], "prompt", "solution")
+    assert made.prompts == 1
+
+
 def test_a_last_message_of_the_assistant_may_be_the_answer_and_is_refused(run):
     rows = [{"q": [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "Let me think."}], "a": "2"}]
     with pytest.raises(ValueError, match=r"must end with a question.*give --prefill"):

@@ -124,6 +124,14 @@ def test_a_template_that_refuses_system_messages_is_said_with_the_remedy(tokeniz
     assert written(tokenizer_of(NO_SYSTEM), [USER]) == "<s><user>hi"
 
 
+def test_a_template_that_takes_no_parts_is_said_with_the_remedy(tokenizer_of):
+    chat = [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]
+    with pytest.raises(
+        ValueError, match="the chat template takes no lists of parts: give the content of each message as text"
+    ):
+        encode_prompt(tokenizer_of("{{ 'user: ' + messages[0].content }}"), chat)
+
+
 @pytest.mark.parametrize("template", ["{{ raise_exception('no') }}", "{% for %}", "{{ messages[9].content.strip() }}"])
 def test_a_template_that_fails_otherwise_names_the_prompt(tokenizer_of, template):
     with pytest.raises(ValueError, match="prompt 'a/1' cannot be tokenized"):

@@ -192,6 +192,14 @@ def test_a_table_of_text_is_read_under_its_column_names(tmp_path, name):
         ("a.jsonl", '{"q": "é"}'.encode("latin1"), "a.jsonl:1: expected one JSON object.*iconv"),
         ("a.jsonl", '{"q": 1}'.encode("utf-16"), "a.jsonl:1: expected one JSON object.*iconv -f utf-16"),
         ("a.jsonl", b'[\n{"q": 1}]', "a file that holds one array must end in .json"),
+        (
+            "a.jsonl",
+            b'[{"q": 1}, {"q": 2}]',
+            "a.jsonl:1: .* got an array; a file that holds one array must end in .json",
+        ),
+        ("a.jsonl", b'{\n"q": 1\n}\n', "a.jsonl:1: .*; write each row as one object on a line of its own"),
+        ("a.jsonl", b'{"q": 1}\n{"q": ', "a.jsonl:2: .*; write each row as one object on a line of its own"),
+        ("a.json", b'{\n"rows": [{"q": 1}]}', "a.json:1: .*; write one array of rows, or each row as one object"),
     ],
 )
 def test_text_that_cannot_be_read_is_refused_with_the_remedy(tmp_path, name, content, says):

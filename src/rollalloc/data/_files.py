@@ -65,11 +65,26 @@ _NOT_PLAIN = (TypeError, AttributeError, UnicodeError, RecursionError, OverflowE
 def _read_jsonl(path: Path) -> Iterator[tuple[int, Any]]:
     for number, row in read_lines(path, unique=True):
         if isinstance(row, Unreadable):
-            help = _NOT_UTF8 if "utf-8" in row.why else "a file that holds one array must end in .json, not in .jsonl"
             raise ValueError(
-                f"{path}:{number}: expected one JSON object on each line, got {row.begins} ({row.why}); {help}"
+                f"{path}:{number}: expected one JSON object on each line, got {row.begins} ({row.why}); "
+                f"{_help(path, number, row)}"
             )
+        if number == 1 and isinstance(row, list):
+            raise ValueError(f"{path}:1: expected one JSON object on each line, got an array; {_ARRAY}")
         yield number, row
+
+
+def _help(path: Path, number: int, row: Unreadable) -> str:
+    """What to do about a line that is not JSON."""
+    if "utf-8" in row.why:
+        return _NOT_UTF8
+    if number == 1 and row.begins[2:3] == "[":  # after b'
+        return _ARRAY
+    whole = "write one array of rows, or each row" if path.suffix == ".json" else "write each row"
+    return f"{whole} as one object on a line of its own"
+
+
+_ARRAY = "a file that holds one array must end in .json, not in .jsonl"
 
 
 _NOT_UTF8 = (

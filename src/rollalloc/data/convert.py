@@ -78,6 +78,8 @@ def convert(
     contradicted: set[str] = set()
     unanswered = 0
     for number, (place, raw) in enumerate(read_rows(file)):
+        if _is_converted(raw) and not (question in raw and isinstance(raw.get(answer), str)):
+            raise ValueError(f"{place}: the file has verl's schema already; use it as it is, as --prompts {file}")
         for column in (question, answer):
             if not isinstance(raw, Mapping) or column not in raw:
                 found = ", ".join(map(short, raw)) if isinstance(raw, Mapping) else short(raw)
@@ -119,6 +121,12 @@ def convert(
         )
     write_prompts(out, rows)
     return made
+
+
+def _is_converted(raw: Any) -> bool:
+    """Whether a row has the columns of verl's schema."""
+    truth = raw.get("reward_model") if isinstance(raw, Mapping) else None
+    return isinstance(truth, Mapping) and "ground_truth" in truth and "prompt" in raw and "data_source" in raw
 
 
 def _messages(place: str, asked: Any, system: str | None) -> list[dict[str, Any]]:

@@ -157,9 +157,11 @@ def known_tokens(name: str, content: Any, tokenize: Callable[[], Sequence[int | 
     try:
         ids = tokenize()
     except Exception as error:  # a template or a tokenizer may raise anything
+        help = "remove this text from the data, or use a tokenizer that knows all its words"
+        if not isinstance(content, str) and any(isinstance(each.get("content"), list) for each in content):
+            help = "the chat template takes no lists of parts: give the content of each message as text"
         raise ValueError(
-            f"{name} cannot be tokenized ({error_text(error)}), its content is {short(content)}; remove this text from "
-            "the data, or use a tokenizer that knows all its words"
+            f"{name} cannot be tokenized ({error_text(error)}), its content is {short(content)}; {help}"
         ) from error
     known = tuple(token for token in ids if token is not None)
     if len(known) < len(ids):  # a tokenizer without an unk_token returns None for unknown words

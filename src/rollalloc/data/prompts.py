@@ -297,7 +297,7 @@ def _remedy(place: str, row: Mapping[str, Any]) -> str:
     """Advice for an error: the command that converts the file. Empty if the row has no columns of question and answer."""
     file, question, answer = (
         place.rpartition(":")[0],
-        next((name for name in ("question", "problem", "prompt", "input") if name in row), None),
+        next((name for name in ("question", "problem", "prompt", "input", "messages") if name in row), None),
         next((name for name in ("answer", "solution", "ground_truth", "final_answer", "target") if name in row), None),
     )
     if not (file and question and answer):
