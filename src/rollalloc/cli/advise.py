@@ -143,6 +143,7 @@ def _pastes(verdict: Advice, framework: str, sampled: Mapping[str, Any]) -> list
 
     For a sampled profile, the settings name its task, or its model, prompts and reward.
     """
+    from rollalloc.generate.sampling import Sampling
     from rollalloc.lab.advise.pasting import changes, pasted
     from rollalloc.train.config import Config
 
@@ -152,7 +153,11 @@ def _pastes(verdict: Advice, framework: str, sampled: Mapping[str, Any]) -> list
     own: dict[str, Any] = {"task": sampled.get("task", "")}
     if sampled and not own["task"]:
         source = sampled["source"]
-        own["config"] = Config(model=source["model"], prompts=tuple(source["prompts"]), reward=source["reward"])
+        own["config"] = Config(
+            **{name: value for name, value in source.items() if name != "prompts"},
+            prompts=tuple(source["prompts"]),
+            sampling=Sampling(**{name: sampled["sampling"][name] for name in ("max_new_tokens", "temperature")}),
+        )
     return [pasted(choice, framework, **own), *changes(choice, verdict.present)]
 
 

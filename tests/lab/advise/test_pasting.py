@@ -14,6 +14,7 @@ from rollalloc.cli import app
 from rollalloc.cli.options import RunOptions, parameters_of
 from rollalloc.cli.sources import run_of
 from rollalloc.data.prompts import write_prompts
+from rollalloc.generate.sampling import Sampling
 from rollalloc.lab.advise import pasting
 from rollalloc.lab.advise.pasting import FRAMEWORKS, changes, pasted
 from rollalloc.lab.advise.verdict import Choice
@@ -46,6 +47,21 @@ def test_our_own_command_trains_under_the_choice(name, tmp_path):
     stage = run.make_recipe().stages[0]
     assert (run.make_recipe().groups, stage.size.n) == (choice.groups, choice.n)
     assert (run.model, run.prompts, run.reward) == ("my model", (str(file),), "a b.py:f")
+
+
+def test_the_command_samples_as_the_profile_was_sampled():
+    config = Config(
+        model="m",
+        prompts=("p",),
+        reward="r:f",
+        sampling=Sampling(200, temperature=0.7),
+        overlong_buffer=50,
+        drop_overlong=True,
+        chat_template_args='{"enable_thinking": false}',
+    )
+    options = parsed(pasted(CHOICES["raft"], "rollalloc", config))
+    names = ("max_new_tokens", "temperature", "overlong_buffer", "drop_overlong", "chat_template_args")
+    assert [options[name] for name in names] == [200, 0.7, 50, True, '{"enable_thinking": false}']
 
 
 def test_the_command_for_a_built_in_task_has_task_and_no_model():

@@ -78,8 +78,21 @@ def _ours(choice: Choice, config: Config, task: str) -> str:
     sets = [word for name, value in parameters_of(choice).items() for word in ("--set", f"{name}={value}")]
     return _continued(
         ["rollalloc", "train", *(["--task", task] if task else [*inputs, "--reward", config.reward])],
+        *([how] if (how := _sampled_as(config)) else []),
         ["--recipe", choice.recipe, *sets],
     )
+
+
+def _sampled_as(config: Config) -> list[str]:
+    """The options that decide which rewards a rollout gets, where they differ from the defaults of `rollalloc train`."""
+    valued = {
+        "--max-new-tokens": (config.sampling.max_new_tokens, _PLACES.sampling.max_new_tokens),
+        "--temperature": (config.sampling.temperature, _PLACES.sampling.temperature),
+        "--overlong-buffer": (config.overlong_buffer, None),
+        "--chat-template-args": (config.chat_template_args, None),
+    }
+    words = [word for name, (value, usual) in valued.items() if value != usual for word in (name, str(value))]
+    return [*words, *(["--drop-overlong"] if config.drop_overlong else [])]
 
 
 def _trl(choice: Choice, config: Config, task: str) -> str:
