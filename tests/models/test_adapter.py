@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 import torch
-from peft import AutoPeftModelForCausalLM
+from peft import AutoPeftModelForCausalLM, LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from arithmetic import assert_same_gradients, gradients_of, tokens_by_key
@@ -20,7 +20,7 @@ from rollalloc.generate.sampling import Sampling
 from rollalloc.lab.bench.tasks.tiny import PAD_ID
 from rollalloc.models.adapter import Adapter, digest_of, plain_weights
 from rollalloc.models.behaviour import Behaviour
-from rollalloc.models.likelihood import completion_logprobs
+from rollalloc.models.likelihood import cache_argument, completion_logprobs
 from rollalloc.models.lora import Lora
 from rollalloc.models.policy import Policy
 from rollalloc.models.recomputing import recomputing
@@ -43,6 +43,13 @@ def trained_adapters(policy, value=0.05):
             if ".lora_B." in name:
                 parameter.add_(value * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(7)))
     return adapted
+
+
+def test_a_cache_goes_by_the_name_that_the_model_below_the_adapters_has_for_it(policy_of):
+    """PEFT's own `forward` names no cache, so transformers warned of `past_key_values` at each pass."""
+    policy = policy_of()
+    adapted = get_peft_model(policy.model, LoraConfig(r=2, target_modules="all-linear"))
+    assert cache_argument(adapted, None) == cache_argument(policy.model, None)
 
 
 def all_weights(model):

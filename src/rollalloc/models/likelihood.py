@@ -94,7 +94,9 @@ def _completion_logits(
 
 def cache_argument(model: PreTrainedModel, cache: Cache | None) -> dict[str, Cache | None]:
     """The cache as a keyword argument of the model's `forward`: `cache`, or `past_key_values` before transformers 5.24."""
-    return {"cache" if _takes_cache(type(model)) else "past_key_values": cache}
+    wrapped: Any = getattr(model, "get_base_model", None)  # of PEFT, whose own `forward` does not name the argument
+    inner = wrapped() if callable(wrapped) else model
+    return {"cache" if _takes_cache(type(inner)) else "past_key_values": cache}
 
 
 @once

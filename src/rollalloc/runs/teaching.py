@@ -26,9 +26,15 @@ _CHECK = {  # advice if the last rollouts all had the same outcome
 }
 
 
-def notices(allocator: Allocator) -> list[str]:
-    """The warnings to log after a batch: most rollouts had no effect on training, or few prompts are left to draw."""
-    lines = (notice(allocator.teaching), allocator.few_prompts())
+def notices(allocator: Allocator, more: str = "") -> list[str]:
+    """The warnings to log after a batch: most rollouts had no effect on training, or few prompts are left to draw.
+
+    Args:
+        allocator: the run's allocator.
+        more: text to add to the first of these warnings.
+    """
+    line = notice(allocator.teaching)
+    lines = (None if line is None else line + more, allocator.few_prompts())
     return [line for line in lines if line is not None]
 
 

@@ -17,6 +17,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from rollalloc import recipes
 from rollalloc.drivers.trl import AllocatedGRPOTrainer
 from rollalloc.drivers.trl.checks import (
+    check_data,
     check_processes,
     check_settings,
     check_sizes,
@@ -288,6 +289,17 @@ def test_another_correction_of_vllm_than_the_drivers_is_refused(tmp_path):
     args.vllm_importance_sampling_mode = "other"
     with pytest.raises(ValueError, match="vllm_importance_sampling_mode='other': under a recipe"):
         check_settings(args, recipes.grpo(4, 4))
+
+
+@pytest.mark.parametrize("answered", [0, 3])
+def test_prompts_that_the_model_continues_are_said(caplog, answered):
+    asked = [{"role": "user", "content": "k1"}]
+    rows = [asked] * 5 + [[*asked, {"role": "assistant", "content": "a1"}]] * answered
+    check_data(Dataset.from_dict({"prompt": rows}), SimpleNamespace(chat_template="x"))
+    said = "3 of 8 prompts of train_dataset end with an assistant's message, the first in row 5. The model continues it"
+    assert [message.replace("this message", "it").partition(". If")[0] for message in caplog.messages] == [said] * bool(
+        answered
+    )
 
 
 def test_held_out_prompts_that_are_trained_on_are_said(tmp_path, caplog):

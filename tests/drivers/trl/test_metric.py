@@ -20,6 +20,23 @@ def shaped(completions: list[str], **columns: Any) -> list[float]:
     ]
 
 
+def ones(completions: list[str], **_: Any) -> list[float]:
+    return [float(len(text) % 2) for text in completions]
+
+
+def minus_ones(completions: list[str], **_: Any) -> list[float]:
+    return [-score for score in ones(completions)]
+
+
+@pytest.mark.parametrize("single", [False, True])
+def test_a_sum_of_functions_that_cancel_each_other_out_is_said_to_be_one(tmp_path, caplog, single):
+    """TRL #3857: each function varies, and the reward does not."""
+    reward = (lambda completions, **_: [0.0] * len(completions)) if single else [ones, minus_ones]
+    tiny_trl.trainer(tmp_path, "grpo", reward=reward, max_steps=4).train()
+    [said] = [message for message in caplog.messages if "check the reward function" in message]
+    assert ("weighted sum of ones, minus_ones" in said) is not single
+
+
 def plus_or_minus(completions: list[str], **columns: Any) -> list[float]:
     return [2 * score - 1 for score in right(completions, **columns)]
 

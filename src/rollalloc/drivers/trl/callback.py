@@ -128,10 +128,20 @@ class AllocationCallback(TrainerCallback):
             control.should_training_stop = True
         elif state.global_step % steps_per_batch(args) == 0:
             if self.notices and state.is_world_process_zero:
-                for line in notices(self.allocation.allocator):
+                for line in notices(self.allocation.allocator, self._of_a_sum()):
                     log.warning("%s", line)
             self.allocation.trained()
             self._began = False
+
+    def _of_a_sum(self) -> str:
+        """For a warning about rewards: which functions they are the sum of. Empty if there is only one function."""
+        rewards = self.allocation.rewards
+        if not rewards.is_weighted_sum or len(rewards.names) == 1:
+            return ""
+        return (
+            f". Right and wrong are judged by the weighted sum of {', '.join(rewards.names)}. The functions may differ "
+            "between rollouts and yet cancel each other out in the sum"
+        )
 
     def before_saving(self, args: Any, state: Any) -> None:
         """Write the recipe's state, before the trainer writes its part of the checkpoint.

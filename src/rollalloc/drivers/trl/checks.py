@@ -182,8 +182,10 @@ def check_settings(args: Any, recipe: Recipe) -> None:
     if args.scale_rewards not in ("group", True) or args.multi_objective_aggregation != "sum_then_normalize":
         raise ValueError(
             "the recipe computes the advantages, so scale_rewards and multi_objective_aggregation must not be set, got "
-            f"{args.scale_rewards!r} and {args.multi_objective_aggregation!r}; use dataclasses.replace(recipe, "
-            "advantage=...) with a rule of rollalloc.rules.advantages, e.g. OverGroup(dr_grpo)"
+            f"{args.scale_rewards!r} and {args.multi_objective_aggregation!r}; leave both out. reinforce, raft, spo and "
+            "foresight do not divide by a standard deviation. For groups without this division, use recipes.dr_grpo or, "
+            "with another recipe for groups, dataclasses.replace(recipe, advantage=OverGroup(dr_grpo)); both names are in "
+            "rollalloc.rules.advantages"
         )
     if args.max_completion_length == 1:
         log.warning(
@@ -318,6 +320,25 @@ def check_data(dataset: Any, tokenizer: Any, turns: Collection[str] = ()) -> Non
             "the prompts are conversations, but the tokenizer has no chat template; set tokenizer.chat_template, or give "
             "the prompts as text"
         )
+    _warn_of_continued(dataset)
+
+
+def _warn_of_continued(dataset: Any) -> None:
+    """Warn about prompts that end with an assistant's message. In data for supervised training, it is the answer."""
+    prompts = dataset["prompt"]
+    ending = [row for row, prompt in enumerate(prompts) if not isinstance(prompt, str) and _is_continued(prompt)]
+    if ending:
+        log.warning(
+            "%d of %d prompts of train_dataset end with an assistant's message, the first in row %d. The model continues "
+            "this message. If it is the answer, remove it from the prompts",
+            len(ending),
+            len(dataset),
+            ending[0],
+        )
+
+
+def _is_continued(prompt: Sequence[Mapping[str, Any]]) -> bool:
+    return bool(prompt) and prompt[-1].get("role") == "assistant"
 
 
 def check_prompt_forms(dataset: Any, where: str) -> None:
