@@ -340,6 +340,7 @@ def test_options_that_cannot_be(advise, changes, message):
 def test_what_is_pasted_names_the_users_files_and_no_more_prompts_than_there_are(advise, server, rollalloc):
     expected = (
         "rollalloc train --model org/tiny --prompts chat.jsonl --reward my_reward.py:yes \\\n"
+        "    --max-new-tokens 8 \\\n"
         "    --recipe reinforce --set groups=24 --set n=1\n"
     )
     _, shown, _ = advise()
