@@ -261,6 +261,20 @@ def test_verl_a_score_counts_where_acc_is_null_and_each_is_counted(tmp_path):
     assert rewards(read_log(tmp_path, options=Options(reward="acc"))) == [[0, 1], [None, None]]
 
 
+def test_verl_groups_that_only_the_trained_score_tells_apart_are_said(tmp_path):
+    row = {"input": "q0", "output": "o", "gts": "1", "step": 1}
+    penalised = [row | {"score": score, "acc": True} for score in (1.0, 0.5)]
+    mixed = [row | {"input": "q1", "score": score, "acc": score > 0} for score in (-1.0, 1.0)]
+    again = [each | {"step": 2} for each in penalised[:1] * 2]
+    said = "acc is equal but score differs"
+    lines(tmp_path / "1.jsonl", [*penalised, *mixed])
+    lines(tmp_path / "2.jsonl", again)
+    [note] = [note for note in read_log(tmp_path).notes if said in note]
+    assert note.startswith("in 1 of 3 groups, ")
+    for reward in ("acc", "score"):  # a field that the user chose
+        assert not any(said in note for note in read_log(tmp_path, options=Options(reward=reward)).notes)
+
+
 def test_verl_rows_of_validation_are_left_out_and_said(tmp_path):
     """Both trainers give validation's rows the field reward, equal to the score, and training's none."""
     row = {"input": "a", "output": "b", "score": 1.0, "step": 1}

@@ -7,6 +7,7 @@ rows do not.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -29,6 +30,7 @@ from rollalloc.lab.waste.readers.shared import (
 
 def _read(files: Files, log: Log, options: Options) -> None:
     gathering, used, seen = Gathering(), Counter[str](), set[int]()
+    spreads: dict[tuple[Any, Any], _Spread] = {}  # by step and group
     repeated = validation = 0
     for file in files:
         # An agent's session may have several outputs, each with its own line. The last line has the rollout's result.
@@ -53,12 +55,13 @@ def _read(files: Files, log: Log, options: Options) -> None:
             group, session = _ids(row, prompt)
             step = whole(row.get("step", step_of_file), log, where, "step")
             score = number(row[field], log, where, field)
-            now = (group, session, prompt, step, score, asked, said(row.get("output")))
+            trained = row.get("score") if field == "acc" and options.reward is None else None
+            now = (group, session, prompt, step, score, asked, said(row.get("output")), trained)
             if latest is not None and (session is None or now[:2] != latest[:2]):
-                _add(gathering, latest)
+                _add(gathering, latest, spreads)
             latest = now
         if latest is not None:
-            _add(gathering, latest)
+            _add(gathering, latest, spreads)
         gathering.close()
     log.groups = gathering.groups()
     log.complete = False
@@ -71,6 +74,11 @@ def _read(files: Files, log: Log, options: Options) -> None:
         )
     fields = " and ".join(f"{names([name])} ({rows:,} rows)" for name, rows in used.items())
     log.notes.append(f"reward: {fields}; lengths are in characters of the output, because verl logs no tokens")
+    if apart := sum(each.only_trained for each in spreads.values()):
+        log.notes.append(
+            f"in {apart:,} of {len(spreads):,} groups, acc is equal but score differs. verl trains on score, so these "
+            "groups gave a learning signal; --reward score counts by it"
+        )
     if validation:
         log.notes.append(
             f"{validation:,} rows are of validation and were left out (they have the field reward, equal to score); "
@@ -84,9 +92,27 @@ def _read(files: Files, log: Log, options: Options) -> None:
     )
 
 
-def _add(gathering: Gathering, rollout: tuple[Any, ...]) -> None:
-    group, _, prompt, step, reward, asked, answered = rollout
+@dataclass(slots=True)
+class _Spread:
+    """Whether the values of `acc` and of `score` differ within a group."""
+
+    first: tuple[Any, Any]
+    acc: bool = False
+    score: bool = False
+
+    @property
+    def only_trained(self) -> bool:
+        """Whether the score, on which verl trains, differs and `acc` does not."""
+        return self.score and not self.acc
+
+
+def _add(gathering: Gathering, rollout: tuple[Any, ...], spreads: dict[tuple[Any, Any], _Spread]) -> None:
+    group, _, prompt, step, reward, asked, answered, trained = rollout
     gathering.add(group, prompt, step, reward, asked=asked, answered=answered)
+    if trained is not None:
+        spread = spreads.setdefault((step, group), _Spread((reward, trained)))
+        spread.acc |= reward != spread.first[0]
+        spread.score |= trained != spread.first[1]
 
 
 def _ids(row: Fields, prompt: str) -> tuple[str, str | None]:
