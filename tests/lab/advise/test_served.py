@@ -58,33 +58,40 @@ def test_prompts_that_are_text_are_completed(advise, server):
     assert "messages" not in server.requests[0]
 
 
-def test_a_parameter_that_the_server_does_not_know_is_left_out_and_said(advise, server):
+@pytest.mark.parametrize(
+    ("names", "refusal", "says", "sent"),
+    [
+        (
+            ("top_k", "min_p"),
+            "Unrecognized request argument supplied: {}",
+            "does not take top_k, min_p and uses its own",
+            {},
+        ),
+        (
+            ("top_p",),
+            "`temperature` and `{}` cannot both be specified.",
+            "does not take top_p and uses",
+            {"temperature": 1},
+        ),
+        (("max_tokens",), "Unsupported: use 'max_completion_tokens' instead.", "", {"max_completion_tokens": 8}),
+    ],
+)
+def test_a_parameter_that_the_server_refuses_is_left_out_and_said(advise, server, names, refusal, says, sent):
+    """The second is opencode 28930 and oai-compatible-copilot 81; the third has a newer name, which is sent instead."""
+
     def picky(number, body):
-        for name in ("top_k", "min_p"):
+        for name in names:
             if name in body:
-                return 400, {"error": {"message": f"Unrecognized request argument supplied: {name}"}}
+                return 400, {"error": {"message": refusal.format(name)}}
         return answered(number, body)
 
     server.replies = picky
-    code, _, said = advise()
+    code, _, said = advise(sample_prompts=6, sample_n=4)
     assert code == 0
-    assert "does not take top_k, min_p and uses its own values" in said
-    assert [sorted({"top_k", "min_p"} & body.keys()) for body in server.requests[:3]] == [
-        ["min_p", "top_k"],
-        ["min_p"],
-        [],
-    ]
-
-
-def test_a_server_that_wants_the_newer_name_of_the_length_gets_it(advise, server):
-    def newer(number, body):
-        if "max_tokens" in body:
-            return 400, {"error": {"message": "Unsupported parameter: use 'max_completion_tokens' instead."}}
-        return answered(number, body)
-
-    server.replies = newer
-    assert advise()[0] == 0
-    assert server.requests[-1]["max_completion_tokens"] == 8
+    assert says in said
+    assert ("uses its own values" in said) == bool(says)
+    assert [len({*names} & body.keys()) for body in server.requests[: len(names) + 1]] == [*range(len(names), -1, -1)]
+    assert server.requests[-1].items() >= sent.items()
 
 
 @pytest.mark.parametrize("failure", [(429, {"error": "slow down"}), (500, {"error": "oops"}), None, (200, '{"cho')])

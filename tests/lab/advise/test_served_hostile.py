@@ -362,21 +362,6 @@ def test_a_server_that_lists_nothing_must_answer_with_the_model_that_was_asked_f
     assert (f"answered with '{answers_with}'" in said) == bool(code)
 
 
-def test_a_model_that_takes_temperature_or_top_p_but_not_both_gets_temperature(advise, server):
-    """opencode 28930, oai-compatible-copilot 81."""
-
-    def one_of_both(number, body):
-        if "top_p" in body:
-            return 400, {"error": {"message": "`temperature` and `top_p` cannot both be specified for this model."}}
-        return answered(number, body)
-
-    server.replies = one_of_both
-    code, _, said = advise()
-    assert code == 0
-    assert "does not take top_p and uses its own values" in said
-    assert server.requests[-1]["temperature"] == 1
-
-
 @pytest.mark.parametrize(
     ("finish", "truncated", "scored"),
     [("eos_token", False, True), ("STOP", False, True), ("end_turn", False, True), ("MAX_TOKENS", True, True)]
