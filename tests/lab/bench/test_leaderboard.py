@@ -166,6 +166,9 @@ def test_a_censored_run_and_one_that_diverged_are_counted(tmp_path):
     text = markdown(board)
     assert "| reinforce | 0 of 2 [1 diverged] | >128 |" in text
     assert "reached by 0 of 2" in text
+    (tmp_path / DIVERGED).write_text('["torn')
+    with pytest.raises(ValueError, match=f"{DIVERGED} does not say which runs diverged"):
+        board_of(tmp_path)
 
 
 def test_another_run_in_the_place_of_a_cells_is_refused(tmp_path):

@@ -10,7 +10,6 @@ from typing import Any
 
 from rollalloc.files.atomic import write_text
 from rollalloc.files.claims import Claims, Lock
-from rollalloc.files.opening import read_text
 from rollalloc.lab.bench.compare import is_finished, standing
 from rollalloc.lab.bench.plan import DIVERGED, KIND, Contestant, Plan, TaskPlan, freeze
 from rollalloc.lab.bench.pool import Failure, Job, RunsFailed, carry_out, processes_at_once
@@ -19,6 +18,7 @@ from rollalloc.lab.bench.tiers import seconds_of
 from rollalloc.processes.stopping import Stopped, StopRequest
 from rollalloc.runs.reader import newest_line
 from rollalloc.runs.recorded import RecordedRun, share_done
+from rollalloc.runs.values import parsed
 from rollalloc.train.config import Config
 from rollalloc.train.folder import RunFolder
 from rollalloc.train.run_json import folder_of
@@ -94,7 +94,10 @@ def diverged_in(folder: Path) -> dict[str, str]:
     path = folder / DIVERGED
     if DIVERGED not in Claims(folder, KIND).names() or not path.exists():
         return {}
-    return json.loads(read_text(path))
+    try:
+        return parsed(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{path} does not say which runs diverged ({error}); it is damaged: remove it") from None
 
 
 class _Work:
