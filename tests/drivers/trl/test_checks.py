@@ -26,6 +26,7 @@ from rollalloc.drivers.trl.checks import (
 )
 from rollalloc.named import RECIPES
 from rollalloc.recipes.mopps import Posterior
+from rollalloc.rules.advantages import OverChosen, OverGroup, dr_grpo
 
 CHAT = Dataset.from_dict({"prompt": [[{"role": "user", "content": "k1"}]] * 8})
 
@@ -289,6 +290,13 @@ def test_another_correction_of_vllm_than_the_drivers_is_refused(tmp_path):
     args.vllm_importance_sampling_mode = "other"
     with pytest.raises(ValueError, match="vllm_importance_sampling_mode='other': under a recipe"):
         check_settings(args, recipes.grpo(4, 4))
+
+
+@pytest.mark.parametrize("rule", [OverGroup, OverChosen])
+def test_advantages_within_a_group_of_one_rollout_are_refused(rule, tmp_path):
+    recipe = recipes.reinforce(groups=16).replace(advantage=rule(dr_grpo))
+    with pytest.raises(ValueError, match=r"\(dr_grpo\) compares the rollouts of a prompt.*every advantage would be 0"):
+        tiny_trl.trainer(tmp_path, recipe, num_generations=2)
 
 
 @pytest.mark.parametrize("answered", [0, 3])
