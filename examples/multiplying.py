@@ -129,6 +129,8 @@ def make_model(folder):
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python examples/multiplying.py FOLDER")
     sys.path.insert(0, str(Path(__file__).parent / "verl"))
     import make_tiny
     import torch

@@ -36,4 +36,6 @@ def main(prompts: str, out: str) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit("usage: python examples/tinker_pilot_commit.py PROMPTS OUT")
     main(*sys.argv[1:])
