@@ -109,7 +109,7 @@ def test_an_answer_that_was_begun_is_kept_where_that_is_said(run):
 def test_a_file_in_verls_schema_needs_no_conversion(run, answer):
     row = {"data_source": "m", "prompt": [{"role": "user", "content": "1+1?"}], "reward_model": {"ground_truth": "2"}}
     with pytest.raises(
-        ValueError, match=r"mine\.jsonl:1: the file has verl's schema already; use it as it is, as --prompts"
+        ValueError, match=r"mine\.jsonl:1: the file has verl's schema already, .*; use the file as it is, as --prompts"
     ):
         run([row], "prompt", answer)
     made, _ = run([row | {"solution": "2"}], "prompt", "solution")

@@ -79,7 +79,10 @@ def convert(
     unanswered = 0
     for number, (place, raw) in enumerate(read_rows(file)):
         if _is_converted(raw) and not (question in raw and isinstance(raw.get(answer), str)):
-            raise ValueError(f"{place}: the file has verl's schema already; use it as it is, as --prompts {file}")
+            raise ValueError(
+                f"{place}: the file has verl's schema already, so that --question {short(question)} and --answer "
+                f"{short(answer)} have nothing to convert; use the file as it is, as --prompts {file}"
+            )
         for column in (question, answer):
             if not isinstance(raw, Mapping) or column not in raw:
                 found = ", ".join(map(short, raw)) if isinstance(raw, Mapping) else short(raw)

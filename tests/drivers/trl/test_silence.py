@@ -67,7 +67,12 @@ def test_a_resumed_run_says_what_the_other_says(at, caplog):
 
 @pytest.mark.parametrize(("notices", "main"), [(True, True), (True, False), (False, True)])
 def test_under_a_recipe_the_callback_says_what_the_core_says(notices, main, caplog):
-    allocation = SimpleNamespace(finished=None, allocator=Allocator(recipes.grpo(2, 2), 4, 0), trained=lambda: None)
+    allocation = SimpleNamespace(
+        finished=None,
+        allocator=Allocator(recipes.grpo(2, 2), 4, 0),
+        trained=lambda: None,
+        rewards=SimpleNamespace(is_weighted_sum=True, names=("right",)),
+    )
     allocation.allocator.teaching.add({"all_wrong": 2048})
     allocation.allocator.teaching.look()
     callback = AllocationCallback(allocation, None, accept_recipe=False, accept_data=False, notices=notices)
