@@ -36,7 +36,8 @@ class _Watcher(MetaPathFinder):
 
             def exec_module(module: ModuleType) -> None:
                 execute(module)
-                self._run(module)
+                if module.__name__ == fullname:  # a loader may serve several modules, such as that of a zip archive
+                    self._run(module)
 
             spec.loader.exec_module = exec_module
         return spec
