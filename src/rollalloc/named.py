@@ -174,7 +174,7 @@ def parameters_of(name: str) -> tuple[str, ...]:
 
 
 def group_size(name: str, parameters: Mapping[str, Any]) -> int | None:
-    """The number of rollouts of a group, if the stages of a mixture set it and another part of the mixture needs n.
+    """The number of rollouts of a group, for a mixture whose stages set this number while another of its recipes needs n.
 
     None for other names.
 

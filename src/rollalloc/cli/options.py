@@ -310,7 +310,7 @@ def parameters_of(pairs: list[str] | None) -> dict[str, Any]:
 
 
 def _value(text: str) -> Any:
-    for read in (json.loads, float):  # float, because JSON has no ".5"
+    for read in (json.loads, float):  # float, because ".5" is not valid JSON
         try:
             return read(text)
         except ValueError:

@@ -222,7 +222,7 @@ class Allocator:
         return max(0, groups - len(run.drawn) - rule.waiting(run.memory))
 
     def due_epoch(self) -> int | None:
-        """The first epoch in which any prompt may be drawn. A data loader in a later epoch has skipped a prompt.
+        """The first epoch in which at least one prompt may be drawn. A data loader in a later epoch has skipped a prompt.
 
         None if every prompt is in flight, waits for new weights, or may never be drawn again.
         """

@@ -46,7 +46,7 @@ class BudgetTracker:
         return None if left is None else max(0, left)
 
     def overdrawn(self) -> bool:
-        """Whether the budget forbids ordering the decided rollouts.
+        """Whether the budget no longer allows rollouts that are decided but not yet ordered.
 
         True if the token budget is spent, or if a state was loaded with a smaller budget.
         """

@@ -130,8 +130,8 @@ def _draw(run: Run, k: int) -> list[tuple[Drawn, int]]:
         pool.dry = not pool.any_due()
     elif pool.roll():
         run.changed(settled=run.settled)
-        # A rule may notice only in the first pick of an epoch that its own pass over the prompts has ended. The rule then
-        # picks too few prompts, and is asked again.
+        # A rule may notice only while it picks that its own pass over the prompts has ended. It then picks too few prompts,
+        # and is asked again.
         pool.dry = not pick() and not pick()
     return drawn
 

@@ -49,7 +49,7 @@ class Group:
         self.prompt, self.drawn = drawn.prompt, drawn
         self.epoch = epoch  # epoch in which the prompt was drawn
         self.phase = Phase.DRAWN
-        self.stage = 0  # the stage that the group is in, or passed last
+        self.stage = 0  # the stage of the group, or the last stage that it passed
         self.spans: list[int] = []  # first rollout id ordered by each stage
         self.size = 0  # rollouts decided so far, in all stages
         self.owed: list[int] = []  # rollouts that are decided and not ordered yet
@@ -166,7 +166,7 @@ class GroupView:
     Attributes:
         prompt: index of the prompt.
         group: id of the group. Groups that were drawn later have higher ids.
-        stage: index of the stage that the group is in, or passed last.
+        stage: index of the stage of the group, or of the last stage that it passed.
         running: ids of the rollouts still to come.
         unfinished: number of rollouts still to come.
         scored: number of rollouts in the arrays.

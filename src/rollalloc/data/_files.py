@@ -178,7 +178,7 @@ def _shortest(value: float | None, kind: Any) -> float | None:
 
 
 def _first_broken(batch: Any, broken: tuple[type[Exception], ...]) -> int:
-    """Index of the first row that cannot be converted to plain data; 0 if each row can be converted by itself."""
+    """Index of the first row that cannot be converted to plain data; 0 if no single row fails."""
     for row in range(batch.num_rows):
         try:
             batch.slice(row, 1).to_pylist()

@@ -23,7 +23,7 @@ def visible(text: str) -> str:
 
 
 def one_line(text: str, limit: int = 40) -> str:
-    """A visible text on one line, shortened to `limit` characters, for names in figures and tables."""
+    """Put a text on one line for figures and tables: at most `limit` characters, all visible."""
     name = " ".join(visible(text[: 4 * limit]).split())
     return name if len(name) <= limit else f"{name[: limit - 1]}…"
 

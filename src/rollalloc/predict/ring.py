@@ -1,4 +1,4 @@
-"""A ring buffer of the newest visits: their results, and the predictions before them."""
+"""A ring buffer of the newest visits: the results, and what was predicted before each visit."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class Spawned:
         self.connection: Connection
         self.connection, theirs = context.Pipe()
         self.process: BaseProcess = context.Process(target=serve, args=(theirs, *arguments), name=name)
-        # Kill the child early at exit. Otherwise the interpreter waits for the child, and the child waits for a message.
+        # At exit, kill the child first. Otherwise the interpreter waits for the child, and the child waits for a message.
         self._kill = Finalize(self, _kill, (self.process,), exitpriority=1)
         try:
             with unheard():

@@ -164,7 +164,7 @@ def longest_rows(longest: int, by_size: bool, rows: int, size: int) -> int:
 
         L_i = L,  or by size  L_i = min(L, max(0, ⌊(2 rows - M_i) / 2⌋))
 
-    By size, L_i is smaller for groups with more rollouts, and 0 for `2 * rows` rollouts or more. The released code of
+    With `by_size`, L_i is smaller for groups with more rollouts, and 0 for `2 * rows` rollouts or more. The released code of
     DARTS does this, with rows = 8.
 
     Args:

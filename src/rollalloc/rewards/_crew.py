@@ -78,14 +78,14 @@ class _TrustedErrors:
         """Count a fresh worker's outcome.
 
         Args:
-            before: the error of the same sample in a used worker; None if the sample was not tried before.
+            before: the error of the same sample in a worker that had scored other samples; None if this is the first try.
             outcome: the fresh worker's outcome.
         """
         if isinstance(outcome, Unscored) and outcome.raised:
             self._counts[_type(outcome)] += 1
             if len(self._counts) < _MAX_MESSAGES:  # limited, because each sample may raise a different message
                 self._counts[outcome.reason] += 1
-        elif isinstance(before, Unscored):  # the used worker caused the error, so this error is counted from 0 again
+        elif isinstance(before, Unscored):  # the worker caused the error, not the sample: start to count again
             self._counts[_type(before)] = self._counts[before.reason] = 0
 
 

@@ -95,7 +95,7 @@ def _children() -> list[int]:
 
 
 def _exit_as(status: int) -> None:
-    """End this process with the exit code, or by the signal, that an exit status contains."""
+    """End this process as another process ended: with the same exit code, or by the same signal."""
     code = os.waitstatus_to_exitcode(status)
     if code < 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -44,7 +44,7 @@ class Scorer(Protocol):
         - `scored`: number of samples with a score
         - `unscored`: number of samples without a score, by reason
         - `seconds`: time spent on samples, summed over workers; `workers`: number of workers
-        - `discarded`: number of messages that were not a worker's valid answer to its request
+        - `discarded`: number of messages of workers that did not answer a request, or had a wrong form
         - `slowest`: the slowest samples; `lost`: the slowest samples whose worker died or was killed. Both are lists of
           at most 20 entries with `name`, `seconds` and, if unscored, `reason`.
         """

@@ -47,7 +47,7 @@ class Tally:
             _keep_slowest(self._lost if lost else self._slowest, entry)
 
     def add_discarded(self, answers: int) -> None:
-        """Count messages that were not a worker's valid answer to its request."""
+        """Count messages of workers that did not answer a request, or had a wrong form."""
         with self._lock:
             self._discarded += answers
 

@@ -25,7 +25,7 @@ class AuditedRun:
         prompts: the data set, or its size.
         world: decides the results of rollouts.
         seed: seed of the allocator and of the order in which rollouts end.
-        allocator: the class that decides.
+        allocator: the allocator's class.
         like: the recipe whose promises are checked. None: no promises are checked.
         reload: if above 0, a second allocator gets the same events, but in lists instead of one by one, and must give the
             same answers. With this probability, an `ask` saves the second allocator and replaces it by a loaded copy.

@@ -133,7 +133,7 @@ class WatchedIntake(_Called, IntakeRule): ...
 
 
 class WatchedSize(_Called, SizeRule):
-    """Forwards the memory of a size rule."""
+    """A size rule that uses the memory of the rule that it watches."""
 
     def init(self, table: PromptTable) -> Memory:
         return self.rule.init(table)

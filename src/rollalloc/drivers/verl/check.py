@@ -232,7 +232,7 @@ def lacking_attention(config: Any) -> str:
 
 
 def unusable_trl() -> str:
-    """A note that verl cannot load a model beside the installed TRL. "" if there is no TRL, or one that verl can use."""
+    """A note that verl cannot load a model beside the installed TRL. "" if no TRL is installed, or verl can use it."""
     try:
         installed = version("trl")
     except PackageNotFoundError:

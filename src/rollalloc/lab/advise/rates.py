@@ -125,7 +125,7 @@ def fit_rates(
         w ← (Σ_v w L_v / (w · L_v) + c b) / (V + c),   L_vk = p_k^s (1 - p_k)^(n - s)
 
     b is uniform, the pseudo-count c is 0.05, and EM starts at w = b. EM changes only what the counts determine. Everything
-    else stays as in b: for example, 4 rollouts per prompt do not determine the share of groups of 32 without variance. For
+    else stays as in b: for example, 4 rollouts per prompt do not tell how many groups of 32 would have no variance. For
     the intervals to cover this uncertainty too, each resample has its own b and c. b is a random mixture of the uniform
     distribution and a Dirichlet draw with a few large weights. c is drawn from Exp(1), because a log in
     which x prompts of a rare kind are expected has none of them with probability exp(−x).

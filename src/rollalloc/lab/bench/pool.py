@@ -67,7 +67,7 @@ class RunsFailed(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class _Notice:
-    """A warning that a run gave in its process."""
+    """A warning from the process of a run."""
 
     level: int
     text: str

@@ -85,7 +85,7 @@ def _row(cell: Cell) -> list[str]:
 
 
 def _figure(interval: Interval | None, form: str) -> str:
-    """Like `in_words`, but a bound is shown without the single values."""
+    """Like `in_words`, but the values of single seeds are left out if the figure is only a bound."""
     return in_words(interval, form, point_only=interval is not None and bool(interval.bound))
 
 

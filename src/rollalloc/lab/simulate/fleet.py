@@ -24,7 +24,7 @@ class Placed:
         at: index of its replica.
         prompt: number of tokens of its prompt.
         tokens: number of completion tokens at its end.
-        since: the replica's reading when it started or was last resumed.
+        since: the replica's `reading` when the rollout started or was last resumed.
         made: number of completion tokens when it started or was last resumed; for a preempted rollout, the present number.
     """
 

@@ -15,7 +15,7 @@ ALONE = (
     "{:,} rollouts are alone in their group and are not counted: GRPO has nothing to compare them with, but a method that "
     "compares each rollout with a prediction or a running mean learns from them"
 )
-_GRADES = 2  # rewards with more than this number of values are graded
+_GRADES = 2  # a log with more different rewards than this has graded rewards
 
 
 @dataclass(slots=True)
@@ -26,7 +26,7 @@ class Finding:
         format: format of the log.
         rollouts: number of logged rollouts.
         shares: shares of rollouts by cause, from groups of at least 2 rollouts; None if there are no such groups.
-        booked: number of rollouts by cause in the trainer's own accounts; empty if the log has no accounts.
+        booked: number of rollouts for each cause, as the trainer itself counted them; empty if the log has no such counts.
         notes: notes for the reader, the most important first.
         alone: number of rollouts that are alone in their group.
     """

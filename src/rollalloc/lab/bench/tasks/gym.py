@@ -27,7 +27,7 @@ PREFIX = "rg/"
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _QUOTED = re.compile(r"'([^']*)'")  # an item of a list as Python prints it
 WARM_UP_POOL = 16_384  # number of questions for the warm-up
-_DRAWS = 50  # number of draws per prompt after which a task without enough new prompts counts as too small
+_DRAWS = 50  # questions drawn for each prompt that is needed; if too few differ, the task is too small
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ LADDER = {
 
 
 def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> float:
-    """1.0 for the right answer, otherwise 0.0. Of a completion with `<answer>` tags, the text in the last pair counts."""
+    """1.0 for the right answer, otherwise 0.0. If there are `<answer>` tags, the text in the last pair counts."""
     tagged = _ANSWER.findall(solution_str)
     return float((tagged[-1] if tagged else solution_str).strip() == ground_truth.strip())
 

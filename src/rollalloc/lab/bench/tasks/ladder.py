@@ -58,7 +58,7 @@ _LETTERS, _DIGITS = "abcdefghijklmnopqrstuvwxyz", "0123456789"
 _CONTEXT = 48  # maximum number of tokens of a question and its answer, if a symbol with its leading space is one token
 _CHECKED = 256  # number of training prompts on which a warm-up is checked
 _SAMPLE = 256  # number of examples that are hashed to identify a warm-up
-_DRAWS = 200  # number of draws per prompt after which the mixture is too small
+_DRAWS = 200  # questions drawn for each prompt that is needed; if too few differ, the mixture is too small
 
 
 @dataclass(frozen=True, slots=True)
