@@ -142,8 +142,8 @@ class _Gold:
         self.number = as_number(self._text)
         self.is_choice = _LETTER.fullmatch(self.plain) is not None
         # In a text without a box, math-verify may find a single number, and calls it equal to an equation that ends with
-        # this number: 5 equals x = 5, for example. So a ground truth in words, an equation or a number in another base is compared only with
-        # an answer that the text states, for example after "answer is".
+        # this number: 5 equals x = 5, for example. So a ground truth in words, an equation or a number in another base is
+        # compared only with an answer that the text states, for example after "answer is".
         self.must_be_stated = _is_text(self.plain) or "=" in self.plain or _IN_BASE.fullmatch(self.plain) is not None
 
     @cached_property

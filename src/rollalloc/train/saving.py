@@ -101,7 +101,7 @@ class Checkpoints:
         return changed
 
     def _warn_of_another_budget(self, saved: Mapping[str, Any]) -> None:
-        """Warn if the learning rate depends on the spent share of the budget, and the budget has changed since the checkpoint."""
+        """Warn if the learning rate depends on the share of the budget that is spent, and the budget was changed."""
         config, counters, budget = self._config, self._state.counters, self._state.allocator.recipe.budget
         if not config.schedule.over_budget:
             return
