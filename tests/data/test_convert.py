@@ -112,8 +112,14 @@ def test_a_file_in_verls_schema_needs_no_conversion(run, answer):
         ValueError, match=r"mine\.jsonl:1: the file has verl's schema already, .*; use the file as it is, as --prompts"
     ):
         run([row], "prompt", answer)
-    made, _ = run([row | {"solution": "2"}], "prompt", "solution")
-    assert made.prompts == 1
+
+
+@pytest.mark.parametrize(("solution", "prompts"), [("2", 1), (2, 1), (None, 0)])
+def test_a_file_in_verls_schema_may_have_its_own_column_of_answers(run, solution, prompts):
+    row = {"data_source": "m", "prompt": [{"role": "user", "content": "1+1?"}], "reward_model": {"ground_truth": "2"}}
+    other = {"prompt": [{"role": "user", "content": "2+2?"}], "solution": "4"}
+    made, _ = run([row | {"solution": solution}, other], "prompt", "solution")
+    assert made == Converted(prompts=1 + prompts, unanswered=1 - prompts)
 
 
 def test_a_last_message_of_the_assistant_may_be_the_answer_and_is_refused(run):

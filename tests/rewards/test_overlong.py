@@ -41,6 +41,16 @@ def test_the_reward_is_shaped_and_the_metric_is_not():
     assert scorer.report()["scored"] == 6
 
 
+def test_a_scorer_that_drops_outcomes_is_an_error():
+    class Short(InlineScorer):
+        def score(self, samples):
+            return super().score(samples)[1:]
+
+    scorer = OverlongScorer(Short(lambda **_: 1.0), max_tokens=10, buffer=4)
+    with pytest.raises(ValueError, match=r"zip\(\) argument 2 is shorter"):
+        scorer.score(samples(6, 8))
+
+
 def test_an_unknown_length_is_an_error():
     scorer = OverlongScorer(InlineScorer(lambda **_: 1.0), max_tokens=10, buffer=4)
     for score in (scorer.score, lambda batch: scorer.submit(batch).result()):

@@ -78,7 +78,7 @@ def convert(
     contradicted: set[str] = set()
     unanswered = 0
     for number, (place, raw) in enumerate(read_rows(file)):
-        if _is_converted(raw) and not (question in raw and isinstance(raw.get(answer), str)):
+        if _is_converted(raw) and (question not in raw or answer not in raw or isinstance(raw[answer], Mapping)):
             raise ValueError(
                 f"{place}: the file has verl's schema already, so that --question {short(question)} and --answer "
                 f"{short(answer)} have nothing to convert; use the file as it is, as --prompts {file}"

@@ -60,7 +60,8 @@ class OverlongScorer(Scorer):
             if not shaped.set_running_or_notify_cancel():
                 return
             try:
-                shaped.set_result(list(map(self._shape, samples, scored.result())))
+                pairs = zip(samples, scored.result(), strict=True)
+                shaped.set_result([self._shape(sample, outcome) for sample, outcome in pairs])
             except Exception as error:
                 shaped.set_exception(error)
 

@@ -143,7 +143,10 @@ def _check_features(config: Config, recipe: Recipe) -> None:
     if not Path(config.features).is_file():
         raise FileNotFoundError(ENOENT, "expected a file that `rollalloc features` made, or none", config.features)
     if not holds_features(Path(config.features).resolve()):
-        raise ValueError(f"features: {config.features} is no file that `rollalloc features` wrote, or it is damaged")
+        raise ValueError(
+            f"features: {config.features} is no file that `rollalloc features` wrote, or it is damaged "
+            "or of another version of rollalloc"
+        )
 
 
 def features_for(

@@ -310,6 +310,17 @@ def test_prompts_that_the_model_continues_are_said(caplog, answered):
     )
 
 
+def test_a_data_set_that_is_indexed_only_by_number_is_accepted():
+    class Rows:
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, number):
+            return [{"prompt": "k1"}, {"prompt": "k2"}][number]
+
+    check_data(Rows(), SimpleNamespace(chat_template=None))
+
+
 def test_held_out_prompts_that_are_trained_on_are_said(tmp_path, caplog):
     more = {
         "eval_dataset": {

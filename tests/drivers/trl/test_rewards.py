@@ -74,6 +74,14 @@ def test_a_function_that_raises_is_named_with_what_it_gets(function):
     assert "Each completion is a list of messages, whose text is completion[0]['content']" in note
 
 
+def test_a_function_that_raises_for_data_without_columns_says_so():
+    chats = [[{"role": "assistant", "content": text}] for text in TEXTS]
+    with pytest.raises(AttributeError) as raised:
+        of_functions(startswith)([{"prompt": row["prompt"]} for row in EXAMPLES], chats, IDS, STATE)
+    [note] = raised.value.__notes__
+    assert "It gets no columns of the data set (an evaluation passes the columns of eval_dataset) and prompts, " in note
+
+
 def test_none_has_no_part_in_the_sum_and_all_none_is_unscored():
     rewards, found = scored(
         lambda completions, **_: [None, 1.0, float("nan")], lambda completions, **_: [2.0, None, None], weights=[1, 3]

@@ -48,7 +48,7 @@ def test_an_attention_that_is_not_installed_is_said(monkeypatch, capsys):
     assert "note: " not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("installed", "noted"), [("1.12.0", False), ("1.13.0", True), ("1.16.0", True)])
+@pytest.mark.parametrize(("installed", "noted"), [("1.12.0", False), ("1.13.0", True), ("1.16rc1", True)])
 def test_a_trl_beside_which_verl_loads_no_model_is_said(monkeypatch, capsys, installed, noted):
     """verl's patches of a model import a class from TRL, whatever the model, if any TRL is installed."""
     monkeypatch.setattr("rollalloc.drivers.verl.check.find_spec", lambda name: True)

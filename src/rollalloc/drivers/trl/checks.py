@@ -188,7 +188,7 @@ def check_settings(args: Any, recipe: Recipe) -> None:
     if args.scale_rewards not in ("group", True) or args.multi_objective_aggregation != "sum_then_normalize":
         raise ValueError(
             "the recipe computes the advantages, so scale_rewards and multi_objective_aggregation must not be set, got "
-            f"{args.scale_rewards!r} and {args.multi_objective_aggregation!r}; leave both out. reinforce, raft, spo and "
+            f"{args.scale_rewards!r} and {args.multi_objective_aggregation!r}; leave both out. reinforce, raft and "
             "foresight do not divide by a standard deviation. For groups without this division, use recipes.dr_grpo or, "
             "with another recipe for groups, dataclasses.replace(recipe, advantage=OverGroup(dr_grpo)); both names are in "
             "rollalloc.rules.advantages"
@@ -331,6 +331,8 @@ def check_data(dataset: Any, tokenizer: Any, turns: Collection[str] = ()) -> Non
 
 def _warn_of_continued(dataset: Any) -> None:
     """Warn about prompts that end with an assistant's message. In data for supervised training, it is the answer."""
+    if "prompt" not in (getattr(dataset, "column_names", None) or ()):  # a class of the user's, indexed only by number
+        return
     prompts = dataset["prompt"]
     ending = [row for row, prompt in enumerate(prompts) if not isinstance(prompt, str) and _is_continued(prompt)]
     if ending:

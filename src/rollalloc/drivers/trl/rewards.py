@@ -246,16 +246,17 @@ def _noted(name: str, given: Mapping[str, Any]) -> Iterator[None]:
         raise
 
 
-_NO_COLUMNS = "no columns (an evaluation passes those of eval_dataset)"
+_NO_COLUMNS = "no columns of the data set (an evaluation passes the columns of eval_dataset)"
 
 
 def _what_it_got(name: str, given: Mapping[str, Any]) -> str:
     """Describe the arguments of a reward function, for the author of a function that raised an error."""
     columns = [key for key in given if key not in RESERVED]
+    taken = f"{', '.join(columns)} of the data set" if columns else _NO_COLUMNS
     texts = all(isinstance(completion, str) for completion in given["completions"])
     form = "text" if texts else "a list of messages, whose text is completion[0]['content']"
     return (
-        f"raised by the reward function {name}. It gets {', '.join(columns) or _NO_COLUMNS} of the data set and "
+        f"raised by the reward function {name}. It gets {taken} and "
         f"{', '.join(key for key in given if key in RESERVED)}, all by name; let **kwargs take unused arguments. Each "
         f"completion is {form}. For a completion that it cannot score, the function should return None"
     )

@@ -237,7 +237,9 @@ def unusable_trl() -> str:
         installed = version("trl")
     except PackageNotFoundError:
         return ""
-    if tuple(map(int, installed.split(".")[:2])) < _TRL_WITHOUT_PPO:
+    from packaging.version import Version
+
+    if Version(installed).release[:2] < _TRL_WITHOUT_PPO:
         return ""
     return (
         f"note: TRL {installed} is installed here, and verl 0.9.1 cannot load a model beside TRL 1.13 or newer: it imports "

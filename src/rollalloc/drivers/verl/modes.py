@@ -55,7 +55,8 @@ class Overlap:
         as Pilot-Commit does, its rule is kept.
 
         Raises:
-            ValueError: neither the recipe nor verl's settings limit the age of rollouts, or the limit allows no update.
+            ValueError: neither the recipe nor verl's settings limit the age of rollouts, or the limit allows no update; or
+                `num_warmup_batches` is not a number of 0 or more.
         """
         recipe = streamed(recipe, staleness=recipe.max_staleness or self._max_staleness())
         ahead = floor(self._batches() * recipe.groups)
