@@ -1,8 +1,8 @@
 """GRPO, Dr. GRPO and RLOO: n rollouts per prompt, each compared with the other rollouts of the same prompt.
 
-These are the baselines. Every other recipe starts from `plain` and replaces some of its rules. A recipe contains the
-choice of rollouts and the advantages. The averaging of the loss and the KL term are settings of the trainer. PAPERS.md
-lists the kind of standard deviation that each trainer uses.
+These are the baselines. Every other recipe starts from `grpo` or `plain` and replaces some of its rules. A recipe
+contains the choice of rollouts and the advantages. The averaging of the loss and the KL term are settings of the trainer.
+PAPERS.md lists the kind of standard deviation that each trainer uses.
 
 Sources: GRPO, arXiv 2402.03300; Dr. GRPO, arXiv 2503.20783; RLOO, arXiv 2402.14740.
 """

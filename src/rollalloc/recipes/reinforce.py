@@ -3,9 +3,9 @@
 For runs with many prompts: no rollouts are spent on a separate baseline for each prompt.
 
 REINFORCE was published by Williams (1992) with a running mean of rewards as the baseline. Our default is the mean of
-the batch's other rollouts. A weight `neg` below 1 for failures is our addition. RAFT (arXiv 2304.06767) has the
-form of arXiv 2504.11343. Both papers sample several rollouts of a prompt and keep the right rollouts. Here, each rollout
-is weighted by its reward.
+the batch's other rollouts. A weight `neg` below 1 for failures is our addition. RAFT was published in arXiv 2304.06767;
+`raft` follows its form in arXiv 2504.11343. The papers sample several rollouts of a prompt and keep the best rollout or
+all right rollouts. Here, each rollout is weighted by its reward.
 """
 
 from __future__ import annotations

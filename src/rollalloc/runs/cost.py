@@ -1,7 +1,6 @@
 """Cost to target: the cost of a run until it reached an accuracy. All other modules use this definition.
 
-A run is evaluated on a fixed grid: each time that `eval_every` more rollouts are paid.
-The evaluation at a grid point uses the
+A run is evaluated on a fixed grid: the multiples of `eval_every` rollouts paid. The evaluation at a grid point uses the
 newest weights that were made with at most that number of rollouts. A run reaches the target when two successive evaluations
 of different weights are at or above the target, because a single evaluation may be luck. The first of the two reaches the
 target, and the second confirms it. The evaluation of the final weights is not on the grid: it can confirm the last grid

@@ -162,7 +162,7 @@ def held_out(run: RecordedRun) -> str:
 
 
 def by_label(runs: Sequence[RecordedRun]) -> dict[str, list[RecordedRun]]:
-    """Group runs by label. If runs with the same label differ in more than their seed, each is on its own."""
+    """Group runs by label if their seeds differ and everything else is equal. Otherwise each run is on its own."""
     labels: dict[str, list[RecordedRun]] = {}
     for run in runs:
         labels.setdefault(run.label, []).append(run)
