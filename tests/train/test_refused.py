@@ -62,3 +62,11 @@ WRONG = [
 def test_a_setting_out_of_range_is_refused_and_what_was_expected_is_said(make, message, given):
     with pytest.raises(ValueError, match=message):
         make(**given)
+
+
+@pytest.mark.parametrize("recipe", ["grpo", "mopps"])
+def test_one_rollout_per_prompt_with_nothing_to_compare_it_with_is_refused(recipe):
+    config(recipe=recipe, parameters={"n": 2}).make_recipe()
+    config(recipe="reinforce", parameters={"n": 1}).make_recipe()
+    with pytest.raises(ValueError, match="every advantage would be 0; use reinforce for one rollout per prompt"):
+        config(recipe=recipe, parameters={"n": 1}).make_recipe()

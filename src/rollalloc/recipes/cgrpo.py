@@ -30,7 +30,7 @@ from rollalloc.core.rule import (
     View,
 )
 from rollalloc.core.table import PromptTable
-from rollalloc.recipes.grpo import plain
+from rollalloc.recipes.grpo import grpo
 from rollalloc.recipes.racing import increments
 from rollalloc.recipes.shapes import sized
 from rollalloc.rules import advantages, judges, promote, sizes
@@ -79,7 +79,7 @@ def cgrpo(
         )
         for at, size in enumerate(more)
     )
-    return replace(plain(groups, sizes_S[-1], deviation), stages=stages, prompts=FirstSuccesses(visits))
+    return replace(grpo(groups, sizes_S[-1], deviation), stages=stages, prompts=FirstSuccesses(visits))
 
 
 def first_success(metrics_G: NDArray[np.float64]) -> int:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Literal
 
 from rollalloc.core.recipe import Recipe, at_least, one_of
-from rollalloc.recipes.grpo import batches_ahead, plain
+from rollalloc.recipes.grpo import batches_ahead, grpo
 from rollalloc.recipes.shapes import sized
 from rollalloc.rules import advantages, intake, judges
 
@@ -47,7 +47,7 @@ def dapo(
     at_least("n", n, 2, "so that rewards can differ")
     gen_groups = batches_ahead(groups, gen_groups)
     one_of("surplus", surplus, ("discard", "carry"))
-    base = plain(groups, n, deviation)
+    base = grpo(groups, n, deviation)
     return replace(
         base,
         stages=(replace(base.stages[0], judge=judges.NonzeroVariance()),),

@@ -45,7 +45,7 @@ from rollalloc.core.rule import (
     rows_of,
 )
 from rollalloc.core.table import PromptTable
-from rollalloc.recipes.grpo import plain
+from rollalloc.recipes.grpo import grpo
 from rollalloc.recipes.shapes import sized
 from rollalloc.rules import advantages
 from rollalloc.rules.rows import Chosen
@@ -150,7 +150,7 @@ def darts(
     if latency is not None:
         size = Priced(max_redundancy, latency, longest, by_size, floor, normalise)
     stop = None if tail == "exact" else SampledTail(longest, by_size, solved, share)
-    base = plain(groups, shortest + longest)
+    base = grpo(groups, shortest + longest)
     return replace(
         base,
         stages=(replace(base.stages[0], size=size, stop=stop),),

@@ -22,7 +22,7 @@ from rollalloc.core.rule import Drawn, Memory, PromptRule, PromptTraits, View
 from rollalloc.core.table import PromptTable
 from rollalloc.predict import quality
 from rollalloc.predict.predictor import Predictor
-from rollalloc.recipes.grpo import plain
+from rollalloc.recipes.grpo import grpo
 from rollalloc.recipes.shapes import sized
 from rollalloc.rules import advantages, judges
 from rollalloc.rules.prompts import rises, some_free, without_replacement
@@ -62,7 +62,7 @@ def foresight(
             did better than expected are replayed.
         replay_staleness: maximum age of a replayed rollout, in updates of the weights; at least 1.
     """
-    base = plain(groups, n, replay=replay, replay_staleness=replay_staleness)
+    base = grpo(groups, n, replay=replay, replay_staleness=replay_staleness)
     return replace(
         base,
         stages=(replace(base.stages[0], judge=judges.Complete(NEXT_EPOCH if once or exponent is None else NOW)),),

@@ -1,8 +1,8 @@
 """GRPO, Dr. GRPO and RLOO: n rollouts per prompt, each compared with the other rollouts of the same prompt.
 
-These are the baselines. Every other recipe starts from `grpo` or `plain` and replaces some of its rules. A recipe
-contains the choice of rollouts and the advantages. The averaging of the loss and the KL term are settings of the trainer.
-PAPERS.md lists the kind of standard deviation that each trainer uses.
+These are the baselines. Every other recipe starts from `grpo` and replaces some of its rules. A recipe contains the choice
+of rollouts and the advantages. The averaging of the loss and the KL term are settings of the trainer. PAPERS.md lists the
+kind of standard deviation that each trainer uses.
 
 Sources: GRPO, arXiv 2402.03300; Dr. GRPO, arXiv 2503.20783; RLOO, arXiv 2402.14740.
 """
@@ -37,15 +37,29 @@ def grpo(
 
     Args:
         groups: prompts in a batch, at least 1.
-        n: rollouts per prompt, at least 2.
+        n: rollouts per prompt, at least 1. With 1, there is no mean to compare with: rollalloc's trainer and TRL's refuse
+            it, and verl needs an estimator that does not compare rollouts, such as `gae`.
         deviation: kind of standard deviation by which the advantages are divided: "population" or "sample". None: the
             training framework decides. Rollalloc's own trainer uses "population", TRL and verl use "sample".
         replay: maximum number of rows of earlier batches to train on again in each batch; 0 or more. Only rollouts that
             did better than their group are replayed.
         replay_staleness: maximum age of a replayed rollout, in updates of the weights; at least 1.
     """
-    at_least("n", n, 2, "so that there is a mean to compare with; for one rollout of each prompt, use reinforce")
-    return plain(groups, n, deviation, replay, replay_staleness)
+    at_least("replay", replay, 0)
+    at_least("replay_staleness", replay_staleness, 1)
+    return Recipe(
+        groups=groups,
+        stages=(Stage("rollout", sizes.Fixed(n), judges.Complete(), None, promote.Oldest()),),
+        prompts=prompts.Shuffled(),
+        intake=intake.Fill(),
+        rows=rows.Everything(),
+        advantage=advantages.OverGroup(advantages.kernel_of(deviation)),
+        max_staleness=0,
+        max_candidates=None,
+        budget=Budget(),
+        quarantine_after=QUARANTINE_AFTER,
+        replay=Replay(rows=replay, max_staleness=replay_staleness) if replay else None,
+    )
 
 
 @sized
@@ -77,31 +91,6 @@ def rloo(groups: int = 16, n: int = 4) -> Recipe:
     """
     at_least("n", n, 2, "so that there are other rollouts to compare with")
     return replace(grpo(groups, n), advantage=advantages.OverGroup(advantages.rloo))
-
-
-def plain(
-    groups: int,
-    n: int,
-    deviation: advantages.Deviation | None = None,
-    replay: int = 0,
-    replay_staleness: int = 12,
-) -> Recipe:
-    """Return `grpo` with any n from 1, for recipes that replace some of its rules."""
-    at_least("replay", replay, 0)
-    at_least("replay_staleness", replay_staleness, 1)
-    return Recipe(
-        groups=groups,
-        stages=(Stage("rollout", sizes.Fixed(n), judges.Complete(), None, promote.Oldest()),),
-        prompts=prompts.Shuffled(),
-        intake=intake.Fill(),
-        rows=rows.Everything(),
-        advantage=advantages.OverGroup(advantages.kernel_of(deviation)),
-        max_staleness=0,
-        max_candidates=None,
-        budget=Budget(),
-        quarantine_after=QUARANTINE_AFTER,
-        replay=Replay(rows=replay, max_staleness=replay_staleness) if replay else None,
-    )
 
 
 def batches_ahead(groups: int, gen_groups: int | None) -> int:

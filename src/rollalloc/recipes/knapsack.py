@@ -27,7 +27,7 @@ from rollalloc.core.rule import (
     View,
 )
 from rollalloc.core.table import PromptTable
-from rollalloc.recipes.grpo import plain
+from rollalloc.recipes.grpo import grpo
 from rollalloc.recipes.shapes import sized
 from rollalloc.rules import advantages
 from rollalloc.rules.prompts import Shuffled
@@ -61,7 +61,7 @@ def knapsack(
         deviation: the kind of standard deviation, see `grpo`.
     """
     size = Knapsack(n, least, most)
-    base = plain(groups, n, deviation)
+    base = grpo(groups, n, deviation)
     return replace(base, stages=(replace(base.stages[0], size=size),), prompts=LastVisit())
 
 

@@ -39,7 +39,7 @@ def mopps(groups: int = 16, n: int = 4, target: float = 0.5, decay: float = 0.5,
 
     Args:
         groups: prompts in a batch, at least 1.
-        n: rollouts per prompt, at least 2.
+        n: rollouts per prompt, as in `grpo`.
         target: the success rate to look for, in (0, 1).
         decay: λ in [0, 1]. At every visit, earlier counts are multiplied by λ. 1: nothing is forgotten.
         pool: random candidates for each prompt that is drawn, at least 1.

@@ -44,7 +44,7 @@ from rollalloc.core.rule import (
     View,
 )
 from rollalloc.core.statistics import aged
-from rollalloc.recipes.grpo import batches_ahead, plain
+from rollalloc.recipes.grpo import batches_ahead, grpo
 from rollalloc.recipes.shapes import sized
 from rollalloc.rules import advantages, intake, promote, sizes
 from rollalloc.rules.judges import TINY
@@ -138,7 +138,7 @@ def pilot_commit(
     if promote is not None:
         one_of("promote", promote, tuple(_PROMOTE))
     one_of("pilots", pilots, ("as_needed", "every_round"))
-    base = plain(groups, n_pilot, deviation)
+    base = grpo(groups, n_pilot, deviation)
     if n_effective is not None:
         at_least("n_effective", n_effective, 1, "so that a group contains pilots")
         if n_effective > n_pilot:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Literal
 
 from rollalloc.core.recipe import Recipe, at_least, one_of
-from rollalloc.recipes.grpo import plain
+from rollalloc.recipes.grpo import grpo
 from rollalloc.recipes.shapes import sized
 from rollalloc.rules import advantages, rows
 
@@ -56,4 +56,4 @@ def pods(
     one_of("rule", rule, tuple(_ROW_RULES))
     if m > n:
         raise ValueError(f"m must be at most n={n}, the number of rollouts to choose from, got {m}")
-    return replace(plain(groups, n), rows=_ROW_RULES[rule](m), advantage=advantages.OverChosen(advantages.pods))
+    return replace(grpo(groups, n), rows=_ROW_RULES[rule](m), advantage=advantages.OverChosen(advantages.pods))

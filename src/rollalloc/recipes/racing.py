@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from rollalloc.core.recipe import Recipe, Stage
 from rollalloc.core.rule import Act
-from rollalloc.recipes.grpo import batches_ahead, plain
+from rollalloc.recipes.grpo import batches_ahead, grpo
 from rollalloc.recipes.shapes import sized
 from rollalloc.rules import advantages, intake, judges, promote, sizes
 
@@ -55,7 +55,7 @@ def racing(
         for index, size in enumerate(more)
     )
     return replace(
-        plain(groups, sizes_S[-1], deviation),
+        grpo(groups, sizes_S[-1], deviation),
         stages=stages,
         intake=intake.KeepInFlight(gen_groups),
         max_staleness=max_staleness,

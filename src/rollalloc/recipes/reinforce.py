@@ -22,7 +22,7 @@ from rollalloc.core.group import GroupView
 from rollalloc.core.recipe import Recipe, one_of
 from rollalloc.core.rule import Drawn, Memory, PromptTraits, View
 from rollalloc.core.table import PromptTable
-from rollalloc.recipes.grpo import plain
+from rollalloc.recipes.grpo import grpo
 from rollalloc.recipes.shapes import sized
 from rollalloc.rules import advantages
 from rollalloc.rules.prompts import Shuffled
@@ -60,7 +60,7 @@ def reinforce(
         replay_staleness: maximum age of a replayed rollout, in updates of the weights; at least 1.
     """
     one_of("baseline", baseline, ("batch", "running"))
-    base = plain(groups, n, replay=replay, replay_staleness=replay_staleness)
+    base = grpo(groups, n, replay=replay, replay_staleness=replay_staleness)
     prompts = RunningMean() if baseline == "running" else base.prompts
     return replace(base, prompts=prompts, advantage=advantages.Rewards(), over_batch=advantages.BatchMean(neg))
 
@@ -73,7 +73,7 @@ def raft(groups: int = 32, n: int = 1) -> Recipe:
         groups: prompts in a batch, at least 1.
         n: rollouts per prompt, at least 1.
     """
-    return replace(plain(groups, n), advantage=advantages.Successes())
+    return replace(grpo(groups, n), advantage=advantages.Successes())
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from typing import Literal
 from rollalloc.core.group import GroupView
 from rollalloc.core.recipe import Recipe, Stage, at_least, one_of
 from rollalloc.core.rule import Act, JudgeRule, JudgeTraits, Verdict, View, rows_of
-from rollalloc.recipes.grpo import plain
+from rollalloc.recipes.grpo import grpo
 from rollalloc.recipes.shapes import sized
 from rollalloc.rules import advantages, promote, rows, sizes
 from rollalloc.rules.judges import SUCCESS_ABOVE
@@ -64,7 +64,7 @@ def reinforce_ada(
         )
     size, enough = sizes.Fixed(round_n), Collected(half=stop == "balanced")
     stages = tuple(Stage(f"round {at + 1}", size, enough, None, promote.Oldest()) for at in range(rounds - 1))
-    base = plain(groups, round_n)
+    base = grpo(groups, round_n)
     return replace(
         base,
         stages=(*stages, replace(base.stages[0], name=f"round {rounds}")),

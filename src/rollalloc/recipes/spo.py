@@ -21,7 +21,7 @@ from rollalloc.core.prompt_pool import NOW
 from rollalloc.core.recipe import Recipe, at_least
 from rollalloc.core.rule import Drawn, Memory, PromptRule, PromptTraits, View
 from rollalloc.core.table import PromptTable
-from rollalloc.recipes.grpo import plain
+from rollalloc.recipes.grpo import grpo
 from rollalloc.recipes.shapes import sized
 from rollalloc.rules import advantages, judges
 from rollalloc.rules.prompts import prior_counts, rises, some_free, without_replacement
@@ -44,7 +44,7 @@ def spo(groups: int = 32, n: int = 1, half_way: float = 0.06, spread: float = 0.
         half_way: KL divergence, in nats per token, after which half of a prompt's record is forgotten; above 0.
         spread: constant in the draw's probability, above 0; larger values draw more uniformly.
     """
-    base = plain(groups, n)
+    base = grpo(groups, n)
     return replace(
         base,
         stages=(replace(base.stages[0], judge=judges.Complete(NOW)),),

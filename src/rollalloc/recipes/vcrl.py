@@ -32,7 +32,7 @@ from rollalloc.core.rule import (
     View,
 )
 from rollalloc.core.table import PromptTable
-from rollalloc.recipes.grpo import plain
+from rollalloc.recipes.grpo import grpo
 from rollalloc.recipes.shapes import sized
 from rollalloc.rules import advantages
 from rollalloc.rules.judges import TINY, mixed
@@ -72,7 +72,7 @@ def vcrl(
         deviation: the kind of standard deviation, see `grpo`.
     """
     at_least("n", n, 2, "so that metrics can vary")
-    base = plain(groups, n, deviation)
+    base = grpo(groups, n, deviation)
     return replace(
         base,
         stages=(replace(base.stages[0], judge=Varied(kappa, kappa_first, first)),),

@@ -20,9 +20,8 @@ from rollalloc.core.recipe import Recipe
 from rollalloc.data.overlap import warn_of_shared
 from rollalloc.drivers.trl.rewards import RewardFunctions, check_columns, how_to_name_a_metric
 from rollalloc.named import in_shape, signature_of
-from rollalloc.recipes.shapes import call_of
+from rollalloc.recipes.shapes import call_of, refuse_lone_rollouts
 from rollalloc.rules import rows
-from rollalloc.rules.advantages import OverChosen, OverGroup
 from rollalloc.rules.prompts import InOrder, Shuffled
 from rollalloc.train.objective import Clip
 
@@ -145,11 +144,7 @@ def _check_counted(args: Any, recipe: Recipe) -> None:
     """
     if recipe.groups < 2:
         raise ValueError("the recipe trains on one row per batch, but TRL needs at least 2; give it more groups")
-    if recipe.rows == rows.Everything() and isinstance(recipe.advantage, OverGroup | OverChosen):
-        raise ValueError(
-            f"{recipe.advantage!r} compares the rollouts of a prompt, but the recipe generates one rollout of each, so "
-            "every advantage would be 0; leave the recipe's own advantage rule, or generate at least 2"
-        )
+    refuse_lone_rollouts(recipe)
     least = next(number for number in range(2, recipe.groups + 1) if recipe.groups % number == 0)
     if args.num_generations != least:
         raise ValueError(
