@@ -219,7 +219,7 @@ SIZES["135m-vllm"] = replace(
     about="SmolLM2-135M, short questions, H100, vLLM",
     arms=("stock-4", "line-64", "line", "foresight"),
     vllm=True,
-    chosen={"stock-4": 2e-5, "line-64": 4e-5, "line": 2e-5, "foresight": 1e-5},
+    chosen={"stock-4": 2e-5, "line-64": 4e-5, "line": 2e-5, "foresight": 2e-5},
 )
 
 
@@ -727,10 +727,11 @@ def tuned(out: Path, size: str) -> dict[str, float]:
 def best_stock(out: Path, size: str) -> tuple[str, int]:
     """The name and the n of the stock arm that tuned best, of those that were tuned."""
     best = tuned(out, size)
-    if SIZES[size].chosen:
-        return "stock-4", 4
-    scores = {arm: rates_of(out, size, arm, SIZES[size].tuning)[best[arm]] for arm in best if arm.startswith("stock")}
-    name = min(scores, key=lambda arm: scores[arm])
+    stocks = [arm for arm in best if arm.startswith("stock")]
+    name = stocks[0]
+    if len(stocks) > 1:
+        scores = {arm: rates_of(out, size, arm, SIZES[size].tuning)[best[arm]] for arm in stocks}
+        name = min(stocks, key=lambda arm: scores[arm])
     return name, int(name.removeprefix("stock-"))
 
 
@@ -854,6 +855,8 @@ def summary_of(out: Path, size: str) -> dict[str, Any]:
     """All figures of a size: costs of each arm, ratios to the best stock arm, curves. Of final runs, if there are any."""
     (name, n), best = best_stock(out, size), tuned(out, size)
     everyone = over(out, size)
+    if not everyone:
+        raise ValueError(f"{out} has no runs at {size}")
     runs = by_arm(final_of(everyone, size) or everyone)  # a size may have runs of the tuning only
     theirs, about = runs.get((name, best[name]), []), {**finals(n), **ablations(n), **others(n), **falls()}
     arms = [row_of(arm, about[arm].about, rate, found, theirs) for (arm, rate), found in sorted(runs.items())]
