@@ -321,31 +321,12 @@ def check_data(dataset: Any, tokenizer: Any, turns: Collection[str] = ()) -> Non
             "the prompts are conversations, but the tokenizer has no chat template; set tokenizer.chat_template, or give "
             "the prompts as text"
         )
-    _warn_of_continued(dataset)
-
-
-def _warn_of_continued(dataset: Any) -> None:
-    """Warn about prompts that end with an assistant's message. In data for supervised training, it is the answer."""
-    if "prompt" not in (getattr(dataset, "column_names", None) or ()):  # a class of the user's, indexed only by number
-        return
-    prompts = dataset["prompt"]
-    ending = [row for row, prompt in enumerate(prompts) if not isinstance(prompt, str) and _is_continued(prompt)]
-    if ending:
-        log.warning(
-            "%d of %d prompts of train_dataset end with an assistant's message, the first in row %d. The model continues "
-            "this message. If it is the answer, remove it from the prompts",
-            len(ending),
-            len(dataset),
-            ending[0],
-        )
-
-
-def _is_continued(prompt: Sequence[Mapping[str, Any]]) -> bool:
-    return bool(prompt) and prompt[-1].get("role") == "assistant"
 
 
 def check_prompt_forms(dataset: Any, where: str) -> None:
     """Raise an error for a prompt that is neither text nor a list of messages.
+
+    Warn about prompts that end with an assistant's message. In data for supervised training, this is the answer.
 
     Args:
         dataset: any data set. It is not checked if it cannot be indexed or has no column `prompt`.
@@ -356,6 +337,7 @@ def check_prompt_forms(dataset: Any, where: str) -> None:
     """
     if "prompt" not in (getattr(dataset, "column_names", None) or ()) or not hasattr(dataset, "__len__"):
         return
+    continued: list[int] = []
     for row, prompt in enumerate(dataset["prompt"]):
         if isinstance(prompt, str):
             continue
@@ -364,6 +346,14 @@ def check_prompt_forms(dataset: Any, where: str) -> None:
                 f"row {row} of {where} has the prompt {short(prompt)}; expected text or messages [{{role, content}}], at "
                 f"least one. Fix the row, or remove it with {where}.filter(...)"
             )
+        if prompt[-1].get("role") == "assistant":
+            continued.append(row)
+    if continued:
+        log.warning(
+            "%d of %d prompts of %s end with an assistant's message, the first in row %d. The model continues this message. "
+            "If it is the answer, remove it from the prompts",
+            len(continued), len(dataset), where, continued[0],
+        )  # fmt: skip
 
 
 def check_evaluated(dataset: Any, train: Any = None) -> None:
