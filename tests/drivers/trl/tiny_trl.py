@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from hashlib import sha256
@@ -170,5 +171,16 @@ def main(given: dict[str, Any]) -> None:
         (out / "history.json").write_text(json.dumps(made.state.log_history))
 
 
-if __name__ == "__main__":
+def run_as_program(main: Callable[[dict[str, Any]], None]) -> None:
+    """Run `main` with the argument of the command line, and leave without taking the interpreter apart.
+
+    A thread of gloo that still frees a tensor while Python ends aborts the process: pytorch/pytorch#179291.
+    """
     main(json.loads(sys.argv[1]))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    run_as_program(main)

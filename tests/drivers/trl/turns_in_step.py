@@ -65,4 +65,4 @@ def main(given: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    tiny_trl.run_as_program(main)
