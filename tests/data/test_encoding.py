@@ -127,7 +127,8 @@ def test_a_template_that_refuses_system_messages_is_said_with_the_remedy(tokeniz
 def test_a_template_that_takes_no_parts_is_said_with_the_remedy(tokenizer_of):
     chat = [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]
     with pytest.raises(
-        ValueError, match="the chat template takes no lists of parts: give the content of each message as text"
+        ValueError,
+        match="if the chat template takes no lists of parts, give each message's content as text; otherwise remove",
     ):
         encode_prompt(tokenizer_of("{{ 'user: ' + messages[0].content }}"), chat)
 

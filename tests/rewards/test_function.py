@@ -57,6 +57,37 @@ def test_a_path_that_leads_nowhere_is_refused(path, error, message):
         load_reward(path)
 
 
+TRLS = "def score(completions, answer, **columns): return [1.0 for _ in completions]"
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        (TRLS, r"missing a required argument: 'completions'.*`completions` is TRL's"),
+        ("def score(solution_str, ground_truth): return 1.0", "unexpected keyword argument 'data_source'"),
+        ("def score(sample, /): return 1.0", "its signature is"),
+    ],
+    ids=["TRL's", "two of four", "by position"],
+)
+def test_a_function_with_other_arguments_than_verls_is_refused_before_a_rollout_is_paid(written, message, tmp_path):
+    (tmp_path / "reward.py").write_text(written)
+    with pytest.raises(TypeError, match=message):
+        load_reward(f"{tmp_path}/reward.py:score")
+
+
+def test_a_decorator_may_give_a_function_of_trl_verls_arguments(tmp_path):
+    adapted = f"""
+import functools
+{TRLS}
+@functools.wraps(score)
+def adapted(data_source, solution_str, ground_truth, extra_info):
+    return score([solution_str], [ground_truth])[0]
+"""
+    (tmp_path / "reward.py").write_text(adapted)
+    assert call(load_reward(f"{tmp_path}/reward.py:adapted")) == Scored(1.0, 1.0)
+    assert load_reward("operator:itemgetter")  # what Python cannot describe is not refused
+
+
 @pytest.mark.parametrize(
     ("result", "outcome"),
     [

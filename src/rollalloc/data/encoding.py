@@ -159,7 +159,9 @@ def known_tokens(name: str, content: Any, tokenize: Callable[[], Sequence[int | 
     except Exception as error:  # a template or a tokenizer may raise anything
         help = "remove this text from the data, or use a tokenizer that knows all its words"
         if not isinstance(content, str) and any(isinstance(each.get("content"), list) for each in content):
-            help = "the chat template takes no lists of parts: give the content of each message as text"
+            help = (
+                f"if the chat template takes no lists of parts, give each message's content as text; otherwise {help}"
+            )
         raise ValueError(
             f"{name} cannot be tokenized ({error_text(error)}), its content is {short(content)}; {help}"
         ) from error

@@ -8,7 +8,7 @@ import importlib.util
 import inspect
 import os
 import sys
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from numbers import Real
@@ -24,6 +24,7 @@ from rollalloc.files.text import error_text
 
 _getpid, _exit = os.getpid, os._exit  # stored at import, because a reward function may replace them to protect itself
 _run = asyncio.run  # stored at import, because some reward functions replace `asyncio.run`
+_VERL_ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
 _REASON_LENGTH = 200  # maximum number of characters: reasons are logged, and an exception may quote a whole completion
 
 
@@ -92,7 +93,8 @@ def load_reward(path: str) -> RewardFunction:
         FileNotFoundError: the file does not exist.
         ImportError: the module, or a module that it imports, was not found.
         AttributeError: the module has no such name.
-        TypeError: the object is not callable, or is a `Reward` whose scorer does more than call a function.
+        TypeError: the object is not callable, cannot take verl's four arguments by name, or is a `Reward` whose scorer does
+            more than call a function.
     """
     location, colon, name = path.rpartition(":")
     if not (location and colon and name):
@@ -107,7 +109,27 @@ def load_reward(path: str) -> RewardFunction:
     function = getattr(module, name)
     if not callable(function):
         raise TypeError(f"reward {path!r} must be a function, got {short(function)}; name one that can be called")
-    return getattr(function, "bare_function", function)
+    function = getattr(function, "bare_function", function)
+    _refuse_other_arguments(path, function)
+    return function
+
+
+def _refuse_other_arguments(path: str, function: Callable[..., Any]) -> None:
+    """Raise TypeError for a function with other arguments than verl's, such as TRL's: every rollout would be unscored."""
+    try:
+        # A decorator may change the arguments, so those of the function that it wraps do not count.
+        signature = inspect.signature(function, follow_wrapped=False)
+    except (TypeError, ValueError):  # some functions written in C have no signature
+        return
+    try:
+        signature.bind(**dict.fromkeys(_VERL_ARGUMENTS))
+    except TypeError as error:
+        trl = "; `completions` is TRL's: TRL calls it once for many samples, rollalloc and verl once for each"
+        raise TypeError(
+            f"reward {path!r} must take verl's arguments by name, {', '.join(_VERL_ARGUMENTS)}; its signature is "
+            f"{signature}: {error}; wrap it in a function that takes these"
+            + (trl if "completions" in signature.parameters else "")
+        ) from None
 
 
 def score_sample(function: RewardFunction, sample: Sample) -> Outcome:
