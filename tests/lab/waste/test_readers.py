@@ -265,12 +265,13 @@ def test_verl_groups_that_only_the_trained_score_tells_apart_are_said(tmp_path):
     row = {"input": "q0", "output": "o", "gts": "1", "step": 1}
     penalised = [row | {"score": score, "acc": True} for score in (1.0, 0.5)]
     mixed = [row | {"input": "q1", "score": score, "acc": score > 0} for score in (-1.0, 1.0)]
-    again = [each | {"step": 2} for each in penalised[:1] * 2]
+    again = [each | {"step": 2} for each in penalised]
+    flat = [row | {"input": "q2", "score": 1.0, "acc": True}] * 2
     said = "acc is equal but score differs"
     lines(tmp_path / "1.jsonl", [*penalised, *mixed])
-    lines(tmp_path / "2.jsonl", again)
+    lines(tmp_path / "2.jsonl", [*again, *flat])
     [note] = [note for note in read_log(tmp_path).notes if said in note]
-    assert note.startswith("in 1 of 3 groups, ")
+    assert note.startswith("in 2 of 4 groups, ")
     for reward in ("acc", "score"):  # a field that the user chose
         assert not any(said in note for note in read_log(tmp_path, options=Options(reward=reward)).notes)
 
