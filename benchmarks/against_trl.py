@@ -1008,10 +1008,10 @@ def draw(found: Mapping[str, Mapping[str, Any]], to: Path) -> None:
     for axis, (size, one) in zip(axes[0], found.items(), strict=True):
         tuning = one["tuning"]
         for label, name in (
-            ("one line: foresight, averaged weights", "foresight"),
-            ("one line: REINFORCE, averaged weights", "line"),
-            ("one line: REINFORCE, averaged, 64 rollouts a step", "line-64"),
-            ("one line: REINFORCE, nothing else changed", "line-only"),
+            ("foresight(groups=32), our own settings", "foresight"),
+            ("reinforce(groups=32), our own settings", "line"),
+            ("reinforce(groups=64), our own settings", "line-64"),
+            ("reinforce(groups=32), settings unchanged", "line-only"),
             (f"TRL's GRPOTrainer, groups of {one['best_stock'].removeprefix('stock-')}", one["best_stock"]),
         ):
             arm = next((arm for arm in one["arms"] if arm["arm"] == name and len(arm["seeds"]) > 1), None)
