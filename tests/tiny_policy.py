@@ -13,6 +13,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from rollalloc import recipes
 from rollalloc.data.prompts import EncodedPrompts, PromptSet
 from rollalloc.generate.sampling import Sampling
 from rollalloc.lab.bench.tasks.tiny import EOS_ID, PAD_ID, word_tokenizer
@@ -21,6 +22,17 @@ from rollalloc.rewards.scorers import InlineScorer, Scorer
 from rollalloc.train.config import Config
 from rollalloc.train.train import Trainer
 
+RECIPES = {
+    "grpo": recipes.grpo(4, 4),
+    "dapo": recipes.dapo(4, 4, 8),
+    "dapo_carry": recipes.dapo(4, 4, 8, surplus="carry"),
+    "pilot_commit": recipes.pilot_commit(4, 2, 6, 12),
+    "pilot_commit_as_published": recipes.pilot_commit(4, 2, 6, 12, p_solve=1.0, confidence=None, reprobe_every=None),
+    "pods": recipes.pods(4, 8, 4),
+    "darts": recipes.darts(4, 3, 1),
+    "darts_stopped": recipes.darts(4, 3, 1, tail="sampled"),
+    "racing": recipes.racing(4, (2, 4), 8),
+}
 WORDS = [f"k{number}" for number in range(6)] + [f"a{number}" for number in range(4)]
 
 
@@ -151,9 +163,14 @@ def without_times(line: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def flat(model: torch.nn.Module) -> torch.Tensor:
+    """A copy of every parameter, one after the other."""
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
 def weights(trainer: Any) -> torch.Tensor:
-    """Every parameter of what a trainer or an updater trains, one after the other."""
-    return torch.cat([parameter.detach().flatten() for parameter in trainer.policy.model.parameters()])
+    """Those of the policy of a trainer or an updater."""
+    return flat(trainer.policy.model)
 
 
 def checkpoints(folder: Path) -> list[int]:

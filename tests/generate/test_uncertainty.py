@@ -11,7 +11,13 @@ from rollalloc.rewards.function import Scored
 
 @pytest.mark.parametrize(
     ("probabilities", "found"),
-    [([], 0.0), ([1.0], 0.0), ([0.5, 1.0, 0.25], 0.25 + 0.5625), ([1e-30], 1.0)],
+    [
+        ([], 0.0),
+        ([1.0], 0.0),
+        ([1.00001], 0.0),  # its logarithm was rounded to more than 0
+        ([0.5, 1.0, 0.25], 0.25 + 0.5625),
+        ([1e-30], 1.0),
+    ],
 )
 def test_by_hand(probabilities, found):
     assert uncertainty_of(np.log(np.array(probabilities, np.float32))) == pytest.approx(found)
@@ -20,10 +26,6 @@ def test_by_hand(probabilities, found):
 @pytest.mark.parametrize("logprobs", [[-0.5, np.nan], [-np.inf], [0.5]])
 def test_what_no_engine_can_have_said_is_unknown(logprobs):
     assert uncertainty_of(np.array(logprobs, np.float32)) is None
-
-
-def test_a_log_probability_that_rounding_put_above_0_is_certain():
-    assert uncertainty_of([1e-5]) == 0.0
 
 
 def test_the_core_is_told_and_keeps_it():

@@ -7,10 +7,9 @@ import torch
 from safetensors.torch import load_file
 
 from rollalloc import recipes
-from rollalloc.generate.sampling import Sampling
 from rollalloc.models.policy import Policy
 from rollalloc.train.averaging import WeightAverage
-from rollalloc.train.config import Config
+from tiny_policy import flat
 
 
 def test_the_mean_by_hand():
@@ -45,23 +44,14 @@ def test_what_is_frozen_is_there_once():
     assert torch.equal(trained[1].weight, model[1].weight)
 
 
-def weights(model):
-    return torch.cat([parameter.detach().flatten().clone() for parameter in model.parameters()])
-
-
 def test_a_run_samples_from_evaluates_and_keeps_the_mean(trainer_of, tmp_path):
     trainer = trainer_of(recipes.grpo(4, 4), max_batches=5, averaging=32, learning_rate=0.01, folder=tmp_path / "run")
     trainer.run()
     assert trainer.behaviour.policy().model is trainer.policy.model
     kept = Policy.load(tmp_path / "run/model", device="cpu")
-    assert torch.equal(weights(kept.model), weights(trainer.policy.model))
-    assert not torch.allclose(weights(trainer.policy.model), weights(trainer.updater.model))
+    assert torch.equal(flat(kept.model), flat(trainer.policy.model))
+    assert not torch.allclose(flat(trainer.policy.model), flat(trainer.updater.model))
     newest = max((tmp_path / "run/checkpoints").iterdir(), key=lambda each: int(each.name))
     here = dict(trainer.updater.model.named_parameters())
     for name, saved in load_file(newest / "trained.safetensors").items():
         torch.testing.assert_close(saved, here[name].detach())
-
-
-def test_it_is_part_of_what_a_resumed_run_must_have_in_common():
-    assert Config(sampling=Sampling(3), averaging=0).identity()["averaging"] == 0
-    assert Config(sampling=Sampling(3)).identity()["averaging"] == 640

@@ -22,15 +22,8 @@ from rollalloc.train import checkpoint
 from rollalloc.train.evaluation import HeldOut
 from rollalloc.train.objective import Clip, Loss
 from rollalloc.train.schedule import Schedule
-from tiny_policy import checkpoints, killed_after, make_prompts, resumed_is_unbroken, untimed, weights
+from tiny_policy import RECIPES, checkpoints, killed_after, make_prompts, resumed_is_unbroken, untimed, weights
 
-RECIPES = {
-    "grpo": recipes.grpo(4, 4),
-    "dapo_carry": recipes.dapo(4, 4, 8, surplus="carry"),
-    "pilot_commit": recipes.pilot_commit(4, 2, 6, 12),
-    "darts": recipes.darts(4, 3, 1),
-    "racing": recipes.racing(4, (2, 4), 8),
-}
 FILES = (
     "manifest.json",
     "state.json",
@@ -82,8 +75,8 @@ def broken(made_once, tmp_path):
 # Resumed is unbroken
 
 RESUMED = {
-    f"{name}, {steps}": {"recipe": recipe, "optimizer_steps_per_batch": steps, "schedule": Schedule(warmup=9)}
-    for name, recipe in RECIPES.items()
+    f"{name}, {steps}": {"recipe": RECIPES[name], "optimizer_steps_per_batch": steps, "schedule": Schedule(warmup=9)}
+    for name in ("grpo", "dapo_carry", "pilot_commit", "darts", "racing")
     for steps in (1, 3)
 }
 RESUMED["target"] = {"heldout": HeldOut(make_prompts(8), ((9, EOS_ID),) * 8), "eval_every": 200, "target": 1e-6}
@@ -252,6 +245,7 @@ def test_a_checkpoint_of_another_schema_is_refused(run_of, broken):
         ({"loss": Loss(clip=Clip(dual=10.0))}, r"run\.config\.loss\.clip\.dual"),
         ({"loss": Loss(kl=0.1)}, r"run\.config\.loss\.kl"),
         ({"eval_every": 31}, r"run\.config\.eval_every"),
+        ({"averaging": 0}, r"run\.config\.averaging: saved 20, given 0"),
         ({"prompts": 41}, r"run\.prompts"),
         ({"heldout": None}, r"run\.heldout"),
     ],
@@ -443,7 +437,7 @@ from rollalloc.train.evaluation import HeldOut
 torch.set_num_threads(1)
 
 def trainer(folder):
-    settings = replace(SETTINGS, max_batches={batches}, checkpoint_every=1, eval_every=60)
+    settings = replace(SETTINGS, max_batches=12, checkpoint_every=1, eval_every=60)
     return Trainer(make_policy(), recipes.pilot_commit(4, 2, 6, 12), make_prompts(40), InlineScorer(names_an_image),
                    settings, heldout=HeldOut(make_prompts(6)), folder=folder)
 
@@ -467,50 +461,37 @@ for line in sys.stdin:  # a folder and seconds; each run in a process of its own
 """
 
 
-class Runner:
-    """Carries out the run of `CHILD` in processes that may be killed."""
-
-    def __init__(self, batches):
-        code = CHILD.format(here=str(HERE), batches=batches)
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        self.process = subprocess.Popen([sys.executable, "-c", code], env=environment, **pipes)
-
-    def go(self, folder, kill_after="never"):
-        """Start or resume the run in this folder; the signal that ended it, 0 where it ended by itself."""
-        self.process.stdin.write(f"{folder} {kill_after}\n")
-        self.process.stdin.flush()
-        return int(self.process.stdout.readline())
-
-
-def killed_at_random_moments(tmp_path, moments, batches, seed):
-    """Kill a run again and again, and compare what it became with an unbroken one; a run that ends is begun anew."""
-    draw, done = random.Random(seed), 0
-    runner = Runner(batches)
-    try:
-        assert runner.go(tmp_path / "first") == 0  # and its imports are done
-        started = time.monotonic()
-        assert runner.go(tmp_path / "unbroken") == 0
-        whole = time.monotonic() - started
-        while done < moments:
-            folder = tmp_path / "killed"
-            shutil.rmtree(folder, ignore_errors=True)
-            while runner.go(folder, kill_after=draw.uniform(0, whole / 2)) == signal.SIGKILL:
-                done += 1
-            assert runner.go(folder) == 0  # whatever the last moment was, it can be resumed and ends
-            assert untimed(folder) == untimed(tmp_path / "unbroken")
-            for file in ("model/model.safetensors", "allocator.json"):
-                assert (folder / file).read_bytes() == (tmp_path / "unbroken" / file).read_bytes()
-            assert checkpoints(folder)[-1] == checkpoints(tmp_path / "unbroken")[-1]
-    finally:
-        runner.process.stdin.close()
-        runner.process.wait(60)
-    return done
-
-
 @pytest.mark.e2e
 def test_killed_at_a_few_moments(tmp_path):
-    assert killed_at_random_moments(tmp_path, moments=5, batches=12, seed=0) >= 5
+    """A run is killed again and again, and is what an unbroken one is in the end; one that ends too soon is begun anew."""
+    unbroken, killed, draw, kills = tmp_path / "unbroken", tmp_path / "killed", random.Random(0), 0
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    command = [sys.executable, "-c", CHILD.format(here=str(HERE))]
+    runner = subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, **pipes)
+
+    def go(folder, kill_after="never"):
+        """Start or resume the run in this folder; the signal that ended it, 0 where it ended by itself."""
+        runner.stdin.write(f"{folder} {kill_after}\n")
+        runner.stdin.flush()
+        return int(runner.stdout.readline())
+
+    try:
+        assert go(tmp_path / "first") == 0  # and its imports are done
+        started = time.monotonic()
+        assert go(unbroken) == 0
+        whole = time.monotonic() - started
+        while kills < 5:
+            shutil.rmtree(killed, ignore_errors=True)
+            while go(killed, kill_after=draw.uniform(0, whole / 2)) == signal.SIGKILL:
+                kills += 1
+            assert go(killed) == 0  # whatever the last moment was, it can be resumed and ends
+            assert untimed(killed) == untimed(unbroken)
+            for file in ("model/model.safetensors", "allocator.json"):
+                assert (killed / file).read_bytes() == (unbroken / file).read_bytes()
+            assert checkpoints(killed)[-1] == checkpoints(unbroken)[-1]
+    finally:
+        runner.stdin.close()
+        runner.wait(60)
 
 
 def test_a_run_that_is_not_resumed_starts_afresh_where_that_is_wished(run_of, broken, tmp_path):

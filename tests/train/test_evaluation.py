@@ -18,10 +18,6 @@ from rollalloc.train.evaluation import EXACT_K, HeldOut, evaluate
 SAMPLING = Sampling(4, temperature=0.7)
 
 
-def made(rollout, tokens, logprob):
-    return Generation(rollout, tokens, np.full(len(tokens), logprob, np.float32), truncated=False)
-
-
 # Of three prompts, four attempts each: tokens, log-probability of each token, metric.
 SAMPLES = [
     ((5, 1), -1.0, 1.0), ((5, 1), -1.0, 1.0), ((6, 1), -1.0, 1.0), ((7, 7, 1), -2.0, 0.5),
@@ -33,7 +29,10 @@ SAMPLES = [
 @pytest.fixture
 def sampled(monkeypatch):
     def of(samples):
-        generations = [made(at, tokens, logprob) for at, (tokens, logprob, _) in enumerate(samples)]
+        generations = [
+            Generation(at, tokens, np.full(len(tokens), logprob, np.float32), truncated=False)
+            for at, (tokens, logprob, _) in enumerate(samples)
+        ]
 
         def generated(model, requests, sampling, **named):
             assert sampling == SAMPLING

@@ -14,6 +14,7 @@ from rollalloc.train.objective import Clip, Loss
 from rollalloc.train.run_json import read_config
 from rollalloc.train.schedule import Schedule
 from rollalloc.train.train import train
+from tiny_policy import killed_after
 
 # A run
 
@@ -84,13 +85,9 @@ def test_another_runs_folder_is_refused_and_a_run_that_cannot_be_removes_nothing
 
 
 def test_a_run_that_came_to_no_checkpoint_begins_again_and_no_other_does(run_of, tmp_path):
-    def killed(line):
-        if line["kind"] == "batch":
-            raise KeyboardInterrupt
-
     run = run_of()
     with pytest.raises(KeyboardInterrupt):
-        train(run, tmp_path, killed)
+        train(run, tmp_path, killed_after(1))
     with pytest.raises(FileExistsError, match="a run that has not ended, without a checkpoint"):
         train(run_of(seed=1), tmp_path, resume=True)
     assert train(run, tmp_path, resume=True).startswith("the budget of ")

@@ -21,14 +21,8 @@ from rollalloc.processes.stopping import Stopped
 from rollalloc.rewards.scorers import InlineScorer, WorkerScorer
 from rollalloc.train import checkpoint
 from rollalloc.train.evaluation import HeldOut
-from tiny_policy import checkpoints, untimed, weights
+from tiny_policy import RECIPES, checkpoints, names_an_image, untimed, weights
 
-RECIPES = {
-    "grpo": recipes.grpo(4, 4),
-    "dapo_carry": recipes.dapo(4, 4, 8, surplus="carry"),
-    "pilot_commit": recipes.pilot_commit(4, 2, 6, 12),
-    "darts_stopped": recipes.darts(4, 3, 1, tail="sampled"),
-}
 REWARDS = """
 import os, sys, time
 
@@ -53,10 +47,6 @@ def floods(data_source, solution_str, ground_truth, extra_info):
         raise ValueError(line)
     return {"score": right(solution_str), "text": line}
 """
-
-
-def starts_with_an_image(*, solution_str, **_):
-    return float(solution_str.startswith("a"))
 
 
 @pytest.fixture
@@ -93,12 +83,12 @@ class Late(InlineScorer):
 POOL = ThreadPoolExecutor(8)
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", ["grpo", "dapo_carry", "pilot_commit", "darts_stopped"])
 def test_how_long_scores_take_changes_nothing(run_of, tmp_path, name):
     ended = []
     for folder, scorer in (("at once", InlineScorer), ("late", Late)):
         trainer = run_of(
-            tmp_path / folder, RECIPES[name], scorer=scorer(starts_with_an_image), log_rollouts=True, max_batches=3
+            tmp_path / folder, RECIPES[name], scorer=scorer(names_an_image), log_rollouts=True, max_batches=3
         )
         trainer.run()
         ended.append(weights(trainer))
@@ -124,7 +114,7 @@ def test_rollouts_are_scored_while_others_are_generated(run_of, tmp_path):
 
     in_vain = threading.Timer(30, lambda: first[0].set_exception(AssertionError("waited for the first")))
     in_vain.start()
-    run_of(tmp_path, scorer=Held(starts_with_an_image), max_batches=1, heldout=None).run()
+    run_of(tmp_path, scorer=Held(names_an_image), max_batches=1, heldout=None).run()
     in_vain.cancel()
     assert first[0].done()
 
@@ -153,7 +143,7 @@ def test_sigterm_in_a_hanging_evaluation_saves_and_leaves(run_of, tmp_path, hang
     unbroken.run()
     Hanging.hangs = hangs
     with pytest.raises(Stopped, match=r"stopped by SIGTERM in an evaluation after batch \d; a checkpoint is in"):
-        run_of(tmp_path / "b", scorer=Hanging(starts_with_an_image), checkpoint_every=checkpoint_every).run()
+        run_of(tmp_path / "b", scorer=Hanging(names_an_image), checkpoint_every=checkpoint_every).run()
     assert Hanging.hangs == 0
     assert checkpoint.newest(tmp_path / "b") is not None
     resumed = run_of(tmp_path / "b")
@@ -166,7 +156,7 @@ def test_sigterm_in_a_hanging_evaluation_saves_and_leaves(run_of, tmp_path, hang
 def test_a_batch_of_prompts_that_are_gone_is_not_trained(run_of, tmp_path):
     Hanging.hangs = 2  # the evaluation before an update, so that a batch waits for it
     with pytest.raises(Stopped):
-        run_of(tmp_path, scorer=Hanging(starts_with_an_image)).run()
+        run_of(tmp_path, scorer=Hanging(names_an_image)).run()
     with pytest.raises(
         ValueError, match="1 new, 40 kept by key, and a batch of the old prompts is still to be trained"
     ):
@@ -210,7 +200,7 @@ def test_what_the_scorer_raises_ends_the_run(run_of, tmp_path):
             return future
 
     with pytest.raises(RuntimeError, match="could not be loaded"):
-        run_of(tmp_path, scorer=Broken(starts_with_an_image), heldout=None).run()
+        run_of(tmp_path, scorer=Broken(names_an_image), heldout=None).run()
 
 
 @pytest.mark.e2e

@@ -16,19 +16,8 @@ from rollalloc.lab.bench.tasks.tiny import EOS_ID, PAD_ID
 from rollalloc.models.likelihood import completion_logprobs
 from rollalloc.rewards.scorers import WorkerScorer
 from rollalloc.train.evaluation import Evaluation, HeldOut
-from tiny_policy import lines_of, untimed, weights
+from tiny_policy import RECIPES, lines_of, untimed, weights
 
-RECIPES = {
-    "grpo": recipes.grpo(4, 4),
-    "dapo": recipes.dapo(4, 4, 8),
-    "dapo_carry": recipes.dapo(4, 4, 8, surplus="carry"),
-    "pilot_commit": recipes.pilot_commit(4, 2, 6, 12),
-    "pilot_commit_as_published": recipes.pilot_commit(4, 2, 6, 12, p_solve=1.0, confidence=None, reprobe_every=None),
-    "pods": recipes.pods(4, 8, 4),
-    "darts": recipes.darts(4, 3, 1),
-    "darts_stopped": recipes.darts(4, 3, 1, tail="sampled"),
-    "racing": recipes.racing(4, (2, 4), 8),
-}
 # One of each way that a batch comes about; the tier `e2e` has the others.
 KINDS = ("dapo_carry", "pilot_commit", "pods", "darts_stopped")
 every_recipe = pytest.mark.parametrize(
@@ -78,17 +67,11 @@ def test_every_row_of_a_batch_is_trained_once(trainer_of, name, steps):
     assert 0 < with_signal <= accounts["trained"] <= len(seen) <= accounts["trained"] + accounts["zero_variance"]
 
 
-def next_batch(trainer):
-    """Roll out until the recipe gives a batch; the trainer's own loop without the update."""
-    while (actions := trainer.allocator.ask()).batch is None:
-        trainer.engine.submit(actions.generate)
-        tell(trainer.allocator, trainer.engine.poll())
-    return actions.batch
-
-
 def test_behaviour_log_probs_are_kept_and_are_the_models(trainer_of):
     trainer = trainer_of(RECIPES["grpo"], sampling=Sampling(3, temperature=0.6))
-    batch = next_batch(trainer)
+    while (batch := (actions := trainer.allocator.ask()).batch) is None:
+        trainer.engine.submit(actions.generate)
+        tell(trainer.allocator, trainer.engine.poll())
     assert {row.rollout for row in batch.rows} == set(trainer.engine.generations)
     made = [trainer.engine.generations[row.rollout] for row in batch.rows]
     with torch.no_grad():
@@ -260,19 +243,13 @@ def test_a_target_needs_an_accuracy(trainer_of, prompts_of):
 # How a run ends
 
 
-def with_accuracies(trainer, accuracies):
-    """Let the held-out accuracy be these, one an evaluation."""
-    left = iter(accuracies)
-    trainer.evaluate = lambda: Evaluation(next(left), 0.0)
-    return trainer
-
-
 def test_the_target_must_hold_at_two_grid_points_in_a_row(trainer_of, prompts_of):
     lines = []
     heldout = HeldOut(prompts_of(4), ((FIRST_IMAGE, EOS_ID),) * 4)
     trainer = trainer_of(RECIPES["grpo"], 5000, heldout=heldout, target=0.8, eval_every=32, listener=lines.append)
-    why = with_accuracies(trainer, [0.5, 0.9, 0.79, 0.8, 0.85, 0.2]).run()
-    assert why == "target: held-out accuracy 0.8500 reaches 0.8"
+    evaluations = iter([0.5, 0.9, 0.79, 0.8, 0.85, 0.2])
+    trainer.evaluate = lambda: Evaluation(next(evaluations), 0.0)
+    assert trainer.run() == "target: held-out accuracy 0.8500 reaches 0.8"
     found = [(line["at"], line["accuracy"]) for line in lines if line["kind"] == "eval"]
     # The batch that went beyond the last point is paid, so it is trained on; the last evaluation is of its weights.
     assert found == [(0, 0.5), (32, 0.9), (64, 0.79), (96, 0.8), (128, 0.85), (None, 0.2)]

@@ -1,6 +1,5 @@
 """What a run says of a reward that fails, never differs, is no success rate or is slow; where notices are off, nothing."""
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -15,10 +14,7 @@ from rollalloc.train.evaluation import Breadth, Evaluation
 from rollalloc.train.loading import check
 from rollalloc.train.notices import Notices, counted, of_first_evaluation
 from rollalloc.train.train import train
-from small_run import run_of, task
-from tiny_policy import one_thread
-
-__all__ = ["one_thread", "run_of", "task"]  # fixtures
+from tiny_policy import lines_of
 
 
 @pytest.mark.parametrize("notices", [True, False])
@@ -27,7 +23,7 @@ def test_it_is_said_once_unless_it_is_turned_off(notices, run_of, tmp_path, monk
     monkeypatch.setattr(teaching, "WINDOW", 32)
     run = run_of(target=None, reward="rollalloc.rewards.math:compute_score", heldout=None, single_answer=False)
     train(replace(run, notices=notices), tmp_path)
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    lines = lines_of(tmp_path)
     batches = [line for line in lines if line["kind"] == "batch"]
     said = [record.message for record in caplog.records if "the last rollouts were all wrong" in record.message]
     assert len(batches) == 6
@@ -139,7 +135,7 @@ def test_a_recipe_that_filters_says_that_all_is_wrong_although_it_comes_to_no_ba
     reward = "rollalloc.rewards.math:compute_score"
     run = run_of("dapo", parameters, target=None, reward=reward, heldout=None, single_answer=False, max_rollouts=128)
     train(run, tmp_path)
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    lines = lines_of(tmp_path)
     assert not [line for line in lines if line["kind"] == "batch"]
     assert [
         text for text in caplog.messages if text.startswith("check the reward function: the last rollouts were all")

@@ -1,7 +1,6 @@
 """Trackers get what the metrics hold: read back from TensorBoard's files, and from a stand-in for wandb."""
 
 import builtins
-import json
 import sys
 from types import SimpleNamespace
 
@@ -10,6 +9,7 @@ import pytest
 from rollalloc import recipes
 from rollalloc.train.evaluation import HeldOut
 from rollalloc.train.trackers import scalars, tracked
+from tiny_policy import lines_of
 
 BATCH = {
     "kind": "batch",
@@ -62,7 +62,7 @@ def test_tensorboard_shows_a_runs_metrics(trainer_of, prompts_of, tmp_path):
     pytest.importorskip("tensorboard")
     with tracked(["tensorboard"], tmp_path, {}) as listener:
         trainer_of(recipes.grpo(4, 4), 96, folder=tmp_path, heldout=HeldOut(prompts_of(4)), listener=listener).run()
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    lines = lines_of(tmp_path)
     shown = read_back(tmp_path)
     for tag, name, kind in (
         ("reward", "reward_mean", "batch"),

@@ -14,6 +14,7 @@ from rollalloc.generate.sampling import Sampling
 from rollalloc.train.config import Config
 from rollalloc.train.objective import Loss
 from rollalloc.train.update import Example, Updater, passes
+from tiny_policy import flat
 
 SETTINGS = Config(sampling=Sampling(8), max_grad_norm=1e9, averaging=0, learning_rate=1e-4)
 
@@ -46,10 +47,6 @@ def batch_of(lengths, advantages, *, age=0, noise=0.3, seed=0):
 def gradient(updater):
     parameters = updater.policy.model.parameters()
     return torch.cat([torch.zeros(each.numel()) if each.grad is None else each.grad.flatten() for each in parameters])
-
-
-def weights(model):
-    return torch.cat([parameter.detach().flatten().clone() for parameter in model.parameters()])
 
 
 # Forward passes
@@ -109,8 +106,8 @@ def test_the_reference_is_the_initial_policy_and_stays(updater_of, policy_of):
     assert [step["kl"] for step in figures] == sorted(step["kl"] for step in figures)
     assert figures[0]["kl"] == pytest.approx(0, abs=1e-6)
     assert figures[-1]["kl"] > 1e-4
-    assert torch.equal(weights(updater.reference), weights(policy_of().model))
-    assert not torch.equal(weights(updater.policy.model), weights(policy_of().model))
+    assert torch.equal(flat(updater.reference), flat(policy_of().model))
+    assert not torch.equal(flat(updater.policy.model), flat(policy_of().model))
     assert updater.reference_digest() == digest
     assert not any(parameter.requires_grad for parameter in updater.reference.parameters())
 
@@ -175,7 +172,7 @@ def test_old_rows_of_the_first_step_need_no_pass_of_their_own(
         )
         batch, generations = batch_of([3, 4, 5, 6, 7, 8], [1.0, -1.0, 0.0, 0.5, -0.5, 0.0], age=2)
         figures = updater.update(batch, generations, measure_kl=measured)
-        found.append((figures, weights(updater.policy.model)))
+        found.append((figures, flat(updater.policy.model)))
         passed.append(sum(rows))
     assert passed[1] - passed[0] == saved
     (figures, weights_P), (expected, expected_P) = found
@@ -191,8 +188,8 @@ def test_the_policy_is_the_mean_over_the_steps_and_the_next_gradient_is_of_what_
     batch, generations = batch_of([3, 5, 4, 6], [1.0, -1.0, 0.5, -0.5])
     how = {"learning_rate": 0.01, "optimizer_steps_per_batch": steps}
     averaged, plain = updater_of(**how, averaging=8), updater_of(**how)
-    mean, step = weights(averaged.policy.model), 0
-    plain.optimizer.register_step_post_hook(lambda *_: seen.append(weights(plain.model)))
+    mean, step = flat(averaged.policy.model), 0
+    plain.optimizer.register_step_post_hook(lambda *_: seen.append(flat(plain.model)))
     for _ in range(6):  # a plain updater takes the same steps, since the rows' log-probabilities are as given
         seen: list[torch.Tensor] = []
         averaged.update(batch, generations)
@@ -203,9 +200,9 @@ def test_the_policy_is_the_mean_over_the_steps_and_the_next_gradient_is_of_what_
             kept = since / (since + 9) if since > 0 else 0
             mean = kept * mean + (1 - kept) * each
         assert len(seen) == steps
-        torch.testing.assert_close(weights(averaged.model), weights(plain.model))
-        torch.testing.assert_close(weights(averaged.policy.model), mean)
-    assert not torch.allclose(weights(averaged.model), mean)
+        torch.testing.assert_close(flat(averaged.model), flat(plain.model))
+        torch.testing.assert_close(flat(averaged.policy.model), mean)
+    assert not torch.allclose(flat(averaged.model), mean)
 
 
 @pytest.mark.parametrize(("age", "precision"), [(0, "fp32"), (2, "fp32"), (0, "bf16"), (2, "bf16")])

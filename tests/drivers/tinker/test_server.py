@@ -8,7 +8,6 @@ docs/tinker.md says how to have one on a CPU.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 
@@ -21,6 +20,7 @@ from rollalloc.generate.sampling import Sampling
 from rollalloc.processes.stopping import Stopped
 from rollalloc.rewards.scorers import InlineScorer
 from rollalloc.train.config import Config
+from tiny_policy import lines_of
 
 MODEL = os.environ.get("ROLLALLOC_TINKER_MODEL")
 
@@ -54,6 +54,6 @@ def test_a_run_is_stopped_and_goes_on(tmp_path):
     trainer = trainer_of()
     assert trainer.resume() == 3
     trainer.run()
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    lines = lines_of(tmp_path)
     assert max(line["sampler_kl"] for line in lines if "sampler_kl" in line) < 1e-3
     assert lines[-1]["accounts"]["failed"] == lines[-1]["accounts"]["open"] == 0

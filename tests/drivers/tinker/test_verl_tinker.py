@@ -4,7 +4,6 @@ Its schema, read in verl-project/verl-recipe at commit 48ea0a79 and in the SDK t
 data. No server was run: it needs GPUs.
 """
 
-import json
 from dataclasses import asdict, is_dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +16,7 @@ from rollalloc import recipes
 from rollalloc.drivers.tinker import Remote, Service, TinkerTrainer
 from rollalloc.generate.sampling import Sampling as Sampled
 from rollalloc.train.config import Config
+from tiny_policy import lines_of
 
 # What a request may say; the server's types forbid anything else.
 SAMPLING = {"max_tokens", "seed", "stop", "temperature", "top_k", "top_p"}
@@ -119,7 +119,7 @@ def test_what_is_sent_is_taken_and_what_is_read_is_there(sdk, loss, tmp_path):
     trainer = trainer_of(None)
     trainer.resume()
     trainer.run()
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    lines = lines_of(tmp_path)
     batches = [line for line in lines if line["kind"] == "batch"]
     assert lines[-1]["accounts"]["failed"] == lines[-1]["accounts"]["open"] == 0
     assert {"grad_norm", "loss_sum", "tinker/lr:mean"} <= batches[0].keys()

@@ -16,7 +16,6 @@ from trl import GRPOTrainer
 
 from rollalloc.drivers.trl.averaging import AveragedWeights
 from rollalloc.models.weights import weights_of
-from rollalloc.train.averaging import kept_share
 
 AVERAGED = {"driver": {"averaging": 32}}
 SAVED = {"save_strategy": "steps", "save_steps": 3}
@@ -42,17 +41,18 @@ class Watch(TrainerCallback):
         self.seen.append(flat(model))
 
 
-def run(out: Any, **given: Any) -> tuple[Any, list[torch.Tensor]]:
+def run(out: Any, window: int = 32, **given: Any) -> tuple[Any, list[torch.Tensor]]:
     watch = Watch()
-    trainer = tiny_trl.trainer(out, "grpo", **AVERAGED, more={"callbacks": [watch]}, **given)
+    trainer = tiny_trl.trainer(out, "grpo", driver={"averaging": window}, more={"callbacks": [watch]}, **given)
     trainer.train()
     return trainer, watch.seen
 
 
-def mean_of(start: torch.Tensor, seen: list[torch.Tensor]) -> torch.Tensor:
-    mean = start
+def mean_of(seen: list[torch.Tensor], most_kept: float = 0.5) -> torch.Tensor:
+    """The mean after these steps; a step of 16 rows keeps at most half of a window of 32."""
+    mean = flat(tiny_trl.tiny_model())
     for step, each in enumerate(seen, 1):
-        kept = min(0.5, step / (step + 9))
+        kept = min(most_kept, step / (step + 9))
         mean = kept * mean + (1 - kept) * each
     return mean
 
@@ -70,7 +70,7 @@ def flip_a_bit(file: Path) -> None:
 
 def test_the_mean_is_saved_and_is_the_model_when_training_is_over(tmp_path):
     trainer, seen = run(tmp_path, max_steps=3, **SAVED)
-    mean = mean_of(flat(tiny_trl.tiny_model()), seen)
+    mean = mean_of(seen)
     torch.testing.assert_close(flat(trainer.model), mean)
     assert not torch.allclose(mean, seen[-1])
     saved = AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint-3")
@@ -79,7 +79,7 @@ def test_the_mean_is_saved_and_is_the_model_when_training_is_over(tmp_path):
 
 
 def test_what_samples_and_is_evaluated_is_the_mean(tmp_path, monkeypatch):
-    before, sampled, evaluated = [], [], []
+    before, evaluated = [], []
     watch = Watch()
     trainer = tiny_trl.trainer(
         tmp_path,
@@ -105,24 +105,22 @@ def test_what_samples_and_is_evaluated_is_the_mean(tmp_path, monkeypatch):
     monkeypatch.setattr(trainer.allocation, "next_batch", next_batch)
     monkeypatch.setattr(trainer, "_calculate_rewards", rewards)
     trainer.train()
-    start = flat(tiny_trl.tiny_model())
-    sampled = [mean_of(start, watch.seen[:steps]) for steps in range(3)]
-    for found, expected in zip(before, sampled, strict=True):
-        torch.testing.assert_close(found, expected)
-    torch.testing.assert_close(evaluated[-1], mean_of(start, watch.seen))
+    for steps, found in enumerate(before):
+        torch.testing.assert_close(found, mean_of(watch.seen[:steps]))
+    assert len(before) == 3
+    torch.testing.assert_close(evaluated[-1], mean_of(watch.seen))
 
 
-def adapters() -> dict[str, Any]:
-    return {"more": {"peft_config": LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM")}}
+ADAPTERS = {"more": {"peft_config": LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM")}}
 
 
-@pytest.mark.parametrize("of", [dict, lambda: {"num_iterations": 2}, adapters], ids=["plain", "two passes", "LoRA"])
-def test_a_resumed_run_is_the_run_that_was_not_stopped(of, tmp_path):
+@pytest.mark.parametrize("given", [{}, {"num_iterations": 2}, ADAPTERS], ids=["plain", "two passes", "LoRA"])
+def test_a_resumed_run_is_the_run_that_was_not_stopped(given, tmp_path):
     def made(out: str, steps: int, **saving: Any) -> Any:
         torch.manual_seed(0)  # TRL's first versions leave the adapters to chance
-        return tiny_trl.trainer(tmp_path / out, "pilot_commit", max_steps=steps, **saving, **AVERAGED, **of())
+        return tiny_trl.trainer(tmp_path / out, "pilot_commit", max_steps=steps, **saving, **AVERAGED, **given)
 
-    steps = 2 * of().get("num_iterations", 1)
+    steps = 2 * given.get("num_iterations", 1)
     whole = made("whole", 2 * steps)
     whole.train()
     made("a", steps, save_strategy="steps", save_steps=steps).train()
@@ -225,15 +223,9 @@ def test_a_swap_that_is_interrupted_did_not_happen(at, tmp_path):
     assert torch.equal(flat(trainer.model), own)
 
 
-def ctrl_c() -> None:
-    signal.raise_signal(signal.SIGINT)
-
-
-def fails() -> None:
-    raise KeyError("reward")
-
-
-@pytest.mark.parametrize(("ends", "error"), [(ctrl_c, KeyboardInterrupt), (fails, KeyError)])
+@pytest.mark.parametrize(
+    ("ends", "error"), [(lambda: signal.raise_signal(signal.SIGINT), KeyboardInterrupt), ({}.popitem, KeyError)]
+)
 def test_after_sampling_was_broken_off_what_is_trained_is_in_the_model_and_the_mean_is_saved(ends, error, tmp_path):
     trainer, mean, own = begun(tmp_path)
     with pytest.raises(error), trainer.averaged.sampling():
@@ -283,13 +275,6 @@ def test_the_best_model_is_loaded_into_the_mean(tmp_path, monkeypatch):
 
 
 def test_of_several_steps_a_batch_each_counts_its_share_of_the_rows(tmp_path):
-    watch = Watch()
-    trainer = tiny_trl.trainer(
-        tmp_path, "grpo", driver={"averaging": 10}, more={"callbacks": [watch]}, max_steps=4, num_iterations=2
-    )
-    trainer.train()
-    mean = flat(tiny_trl.tiny_model())
-    for step, seen in enumerate(watch.seen, 1):
-        kept = kept_share(10, step, 8)  # a batch of 16 rows, in two steps; from the third on the rows bound the window
-        mean = kept * mean + (1 - kept) * seen
-    torch.testing.assert_close(flat(trainer.model), mean)
+    """A batch of 16 rows, in two steps: a step keeps at most 2 of a window of 10 rows, from the third step on."""
+    trainer, seen = run(tmp_path, window=10, max_steps=4, num_iterations=2)
+    torch.testing.assert_close(flat(trainer.model), mean_of(seen, most_kept=0.2))

@@ -15,6 +15,7 @@ import pytest
 import tiny_trl
 import torch
 from datasets import Dataset
+from tiny_trl import DISTINCT
 from transformers import trainer as trainer_module
 from trl import GRPOTrainer
 
@@ -83,12 +84,9 @@ def test_a_run_killed_while_a_checkpoint_was_written_resumes_from_the_one_before
     last = tmp_path / "a" / "checkpoint-6"
     spoil(last)
     resumed = tiny_trl.trainer(tmp_path / "a", "pilot_commit", max_steps=8)
-    if said.startswith("no state"):
-        with pytest.raises(FileNotFoundError, match="checkpoint-6 has no state of rollalloc"):
-            resumed.train(resume_from_checkpoint=str(last))
-    else:
-        with pytest.raises(FileNotFoundError, match="checkpoint-6 is incomplete: the run was killed while saving it"):
-            resumed.train(resume_from_checkpoint=str(last))
+    lacks = "has no state of rollalloc" if "no state" in said else "is incomplete: the run was killed while saving it"
+    with pytest.raises(FileNotFoundError, match=f"checkpoint-6 {lacks}"):
+        resumed.train(resume_from_checkpoint=str(last))
     resumed.train(resume_from_checkpoint=True)
     assert f"checkpoint-6 is incomplete ({said})" in caplog.text
     assert_same_run(whole, resumed)
@@ -130,15 +128,6 @@ def test_with_one_checkpoint_kept_a_kill_leaves_one_that_is_whole(tmp_path, monk
     monkeypatch.setattr(trainer_module, "rotate_checkpoints", watch)
     trainer.train()
     assert kept == ["checkpoint-2", "checkpoint-4"]
-
-
-DISTINCT = Dataset.from_dict(
-    {
-        "prompt": [f"k{at % 6} k{at // 6 % 6} k{at // 36} =" for at in range(40)],
-        "answer": [f"a{at % 4}" for at in range(40)],
-        "number": list(range(40)),
-    }
-)
 
 
 def saved_at_3(out: Path, **given: Any) -> GRPOTrainer:
@@ -238,10 +227,7 @@ def test_what_is_expected_of_prompts_and_replayed_resumes_too(name, tmp_path):
     one, other = (each.allocation.allocator.state_dict() for each in (whole, resumed))
     assert one == other
     if name == "held predictions":
-        saved = json.loads(
-            next((tmp_path / "parts/checkpoint-7/rollalloc/checkpoints/7").glob("state.json")).read_text()
-        )
-        assert saved["rollouts"]
+        assert json.loads((tmp_path / "parts/checkpoint-7/rollalloc/checkpoints/7/state.json").read_text())["rollouts"]
     assert whole.allocation.allocator.replayed > 0 or recipe.replay is None
 
 

@@ -15,6 +15,7 @@ from rollalloc.drivers.trl.tensors import training_inputs
 from rollalloc.lab.bench.tasks.tiny import EOS_ID, PAD_ID
 
 SIZES = {
+    "vocab_size": len(tiny_trl.tiny_tokenizer()),
     "hidden_size": 16,
     "intermediate_size": 16,
     "num_attention_heads": 2,
@@ -25,11 +26,9 @@ SIZES = {
     "pad_token_id": PAD_ID,
 }
 STATEFUL = {
-    "lfm2": lambda **given: Lfm2Config(num_hidden_layers=2, layer_types=["conv", "full_attention"], **SIZES, **given),
-    "falcon_mamba": lambda **given: FalconMambaConfig(
-        num_hidden_layers=2, state_size=4, use_mambapy=False, **SIZES, **given
-    ),
-    "nemotron_h": lambda **given: NemotronHConfig(
+    "lfm2": Lfm2Config(num_hidden_layers=2, layer_types=["conv", "full_attention"], **SIZES),
+    "falcon_mamba": FalconMambaConfig(num_hidden_layers=2, state_size=4, use_mambapy=False, **SIZES),
+    "nemotron_h": NemotronHConfig(
         layers_block_type=["mamba", "attention", "moe"],
         mamba_num_heads=4,
         mamba_head_dim=8,
@@ -42,7 +41,6 @@ STATEFUL = {
         moe_intermediate_size=16,
         moe_shared_expert_intermediate_size=16,
         **SIZES,
-        **given,
     ),
 }
 
@@ -50,7 +48,7 @@ STATEFUL = {
 def stateful(name: str) -> PreTrainedModel:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
-        return AutoModelForCausalLM.from_config(STATEFUL[name](vocab_size=len(tiny_trl.tiny_tokenizer())))
+        return AutoModelForCausalLM.from_config(STATEFUL[name])
 
 
 @pytest.mark.parametrize(

@@ -77,11 +77,3 @@ def test_a_metric_of_its_own_must_be_one(tmp_path):
     )
     with pytest.raises(MetricError, match=r"got -1.0; .*The metric is the score of shaped: let it return 1 for right"):
         trainer.train()
-
-
-@pytest.mark.e2e
-@pytest.mark.parametrize("recipe", ["dapo", "pods", "racing"])
-def test_recipes_that_read_no_rate_take_any_reward(recipe, tmp_path):
-    trainer = tiny_trl.trainer(tmp_path, recipe, reward=[shaped, plus_or_minus], max_steps=2)
-    trainer.train()
-    assert trainer.allocation.allocator.version == 2

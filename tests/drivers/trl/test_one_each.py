@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import tiny_trl
 import torch
-from datasets import Dataset
 from peft import LoraConfig
+from tiny_trl import DISTINCT
 from transformers import TrainerCallback
 
 from rollalloc.data.feature_file import write_features
@@ -95,16 +95,7 @@ def test_foresight_knows_features_of_the_model_that_training_begins_with(caplog,
     assert caplog.text.count("features of 40 prompts") == 1
 
 
-DISTINCT = Dataset.from_dict(
-    {
-        "prompt": [f"k{at % 6} k{at // 6 % 6} k{at // 36} =" for at in range(40)],
-        "answer": [f"a{at % 4}" for at in range(40)],
-        "id": [f"math/{at}" for at in range(40)],
-    }
-)
-
-
-@pytest.mark.parametrize("key", [None, "id"])
+@pytest.mark.parametrize("key", [None, "number"])
 def test_a_file_of_features_is_read_by_key(key, tmp_path):
     values = np.random.default_rng(0).normal(size=(40, 3))
     keys = keyed(DISTINCT, key).keys
@@ -117,7 +108,9 @@ def test_a_file_of_features_is_read_by_key(key, tmp_path):
     trainer.train()
     assert trainer.allocation.made is None  # nothing to save: the file is the user's
     with pytest.raises(ValueError, match=r"lacks the features of 40 prompts \(of 40\)"):
-        tiny_trl.trainer(tmp_path, "foresight", **given | {"driver": given["driver"] | {"key": None if key else "id"}})
+        tiny_trl.trainer(
+            tmp_path, "foresight", **given | {"driver": given["driver"] | {"key": None if key else "number"}}
+        )
 
 
 def test_with_an_adapter_they_are_those_of_the_model_under_it(tmp_path):

@@ -54,16 +54,6 @@ def run(out: Path, processes: int, *, launcher: list[str] | None = None, **given
     return Run(weights, gradients, decided, printed)
 
 
-def assert_two_are_one(tmp_path: Path, **given: Any) -> None:
-    """Train on one process and on two: the same decisions and, at each step, the same gradient.
-
-    With `by_key`, a rollout's tokens depend on its number only and not on the weights, so the two runs stay comparable.
-    """
-    one, two = (run(tmp_path / str(count), count, by_key=True, max_grad_norm=1e9, **given) for count in (1, 2))
-    assert two.decided == one.decided * 2
-    assert_same_gradients(one.gradients, two.gradients)
-
-
 # Groups of different sizes, and a prompt whose rollouts get no score: the processes get different numbers of rows.
 UNEQUAL_ROWS = {"recipe": "racing", "unscored": "k1", "loss_type": "grpo"}
 
@@ -74,7 +64,11 @@ UNEQUAL_ROWS = {"recipe": "racing", "unscored": "k1", "loss_type": "grpo"}
     ids=["pilot-commit", "unequal rows", "features and replayed rows"],
 )
 def test_two_processes_make_the_same_decisions_and_gradients_as_one(changes, tmp_path):
-    assert_two_are_one(tmp_path, **{"recipe": "pilot_commit", "max_steps": 6, "learning_rate": 1e-3} | changes)
+    """With `by_key`, a rollout's tokens depend on its number only and not on the weights: the two runs stay comparable."""
+    given = {"recipe": "pilot_commit", "max_steps": 6, "learning_rate": 1e-3, "by_key": True, "max_grad_norm": 1e9}
+    one, two = (run(tmp_path / str(count), count, **given | changes) for count in (1, 2))
+    assert two.decided == one.decided * 2
+    assert_same_gradients(one.gradients, two.gradients)
 
 
 def test_two_processes_resume_exactly(tmp_path):

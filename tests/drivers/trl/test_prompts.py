@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -100,12 +99,16 @@ def test_a_last_message_of_the_assistant_is_continued(messages, expected, tmp_pa
     assert trainer._tokenize_prompts([messages])[0] == [list(ids) for ids in encode(trainer, [messages])]
 
 
-@pytest.mark.parametrize("talk", [False, pytest.param(True, marks=pytest.mark.e2e)])
-@pytest.mark.parametrize("skip", [False, True])
+@pytest.mark.parametrize(
+    ("talk", "skip"), [(False, False), (False, True), (True, False), pytest.param(True, True, marks=pytest.mark.e2e)]
+)
 def test_a_reward_sees_the_models_own_special_tokens_unless_asked_not_to(skip, talk, tmp_path):
     seen: dict[bool, str] = {True: "", False: ""}
 
-    def reward(completions: list[Any], **_: Any) -> list[float]:
+    def reward(prompts: list[Any], completions: list[Any], **_: Any) -> list[float]:
+        if talk:
+            assert {message["role"] for prompt in prompts for message in prompt} == {"user"}
+            assert {message["role"] for completion in completions for message in completion} == {"assistant"}
         texts = [completion[0]["content"] if talk else completion for completion in completions]
         seen[trainer.model.training] += " ".join(texts) + " "
         return [float(len(text)) for text in texts]
@@ -141,11 +144,8 @@ def test_stock_trl_leaves_them_out(tmp_path):
         texts.extend(completions)
         return [float(len(text)) for text in completions]
 
-    stock(tmp_path, reward).train()
+    args = tiny_trl.settings(tmp_path, max_steps=2)
+    data, tokenizer = tiny_trl.prompts(), answer_tokens()
+    GRPOTrainer(tiny_trl.tiny_model(), reward, args, data, processing_class=tokenizer).train()
     assert any("a0" in text for text in texts)
     assert not any("a1" in text or "a2" in text for text in texts)
-
-
-def stock(out: Path, reward: Any) -> GRPOTrainer:
-    args = tiny_trl.settings(out, max_steps=2)
-    return GRPOTrainer(tiny_trl.tiny_model(), reward, args, tiny_trl.prompts(), processing_class=answer_tokens())

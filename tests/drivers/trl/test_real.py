@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
-from pathlib import Path
 
 import pytest
 import tiny_trl
 import torch
 from datasets import Dataset
 
+import smollm2
 from rollalloc import recipes
 from rollalloc.data.prompts import load_prompts
 from rollalloc.drivers.trl import AllocatedGRPOTrainer
@@ -21,21 +20,14 @@ pytestmark = pytest.mark.slow
 STEPS, TOKENS = 2, 16
 
 
-def shared():
-    spec = importlib.util.spec_from_file_location("smollm2", Path(__file__).parents[1] / "smollm2.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.parametrize("name", ["pilot_commit", "foresight"])
 def test_smollm2_trains_through_trl(name, tmp_path):
     recipe = {
         "pilot_commit": recipes.pilot_commit(groups=4, n_pilot=2, n_commit=2, gen_groups=4),
         "foresight": recipes.foresight(groups=16),
     }[name]
-    model = shared().made("SMOLLM2", "runs/smollm2", "rollalloc model smollm2 runs/smollm2")
-    found = load_prompts(shared().stories(tmp_path / "stories").train)
+    model = smollm2.made("SMOLLM2", "runs/smollm2", "rollalloc model smollm2 runs/smollm2")
+    found = load_prompts(smollm2.stories(tmp_path / "stories").train)
     rewards: list[float] = []
 
     def digits(completions, answer, **_):

@@ -25,10 +25,6 @@ TEXTS, IDS = ["x", "yy", "zzz"], [[1], [2, 2], [3, 3, 3]]
 STATE = SimpleNamespace(global_step=7)
 
 
-def the_answer(answer: list[int], **_: Any) -> list[float]:
-    return [float(number) for number in answer]
-
-
 def of_functions(*functions: Any, weights: Any = None, metric: str | None = None) -> RewardFunctions:
     names = [getattr(function, "__name__", "judge") for function in functions]
     nothing = [None] * len(functions)
@@ -64,22 +60,15 @@ async def startswith_async(completions: Any, **_: Any) -> Any:
 
 @pytest.mark.parametrize("function", [startswith, startswith_async])
 def test_a_function_that_raises_is_named_with_what_it_gets(function):
-    rewards = of_functions(function)
     chats = [[{"role": "assistant", "content": text}] for text in TEXTS]
-    with pytest.raises(AttributeError) as raised:
-        rewards(EXAMPLES, chats, IDS, STATE)
-    [note] = raised.value.__notes__
-    name = function.__name__
-    assert note.startswith(f"raised by the reward function {name}. It gets answer of the data set and prompts, ")
-    assert "Each completion is a list of messages, whose text is completion[0]['content']" in note
-
-
-def test_a_function_that_raises_for_data_without_columns_says_so():
-    chats = [[{"role": "assistant", "content": text}] for text in TEXTS]
-    with pytest.raises(AttributeError) as raised:
-        of_functions(startswith)([{"prompt": row["prompt"]} for row in EXAMPLES], chats, IDS, STATE)
-    [note] = raised.value.__notes__
-    assert "It gets no columns of the data set (an evaluation passes the columns of eval_dataset) and prompts, " in note
+    nothing = "no columns of the data set (an evaluation passes the columns of eval_dataset)"
+    without = [{"prompt": row["prompt"]} for row in EXAMPLES]
+    for rows, columns in ((EXAMPLES, "answer of the data set"), (without, nothing)):
+        with pytest.raises(AttributeError) as raised:
+            of_functions(function)(rows, chats, IDS, STATE)
+        [note] = raised.value.__notes__
+        assert note.startswith(f"raised by the reward function {function.__name__}. It gets {columns} and prompts, ")
+        assert "Each completion is a list of messages, whose text is completion[0]['content']" in note
 
 
 def test_none_has_no_part_in_the_sum_and_all_none_is_unscored():
@@ -271,12 +260,6 @@ def test_a_run_whose_rewards_all_fail_does_not_pass_for_one_that_ended(tmp_path,
         with pytest.raises(NoScores, match=r"^failed: .*\(reward\).*repair the reward, then resume"):
             trainer.train()
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_reward_is_the_weighted_sum_and_selection_may_look_at_one_function():
-    rewards, found = scored(length, the_answer, weights=[0.5, 10], metric="the_answer")
-    assert [rewards.selected_by(scores_F) for scores_F in found.scores_BF] == [1, 2, 3]
-    assert [rewards.reward(scores_F) for scores_F in found.scores_BF] == [10.5, 21, 31.5]
 
 
 def test_columns_belong_to_the_prompt_that_was_rolled_out(tmp_path):

@@ -5,12 +5,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import tiny_trl
 import torch
-from datasets import Dataset
 from peft import LoraConfig
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaForSequenceClassification, PreTrainedTokenizerFast, TrainerCallback
@@ -29,13 +29,6 @@ from rollalloc.runs.metrics import undeclared
 from rollalloc.train.config import Config
 from rollalloc.train.train import Trainer
 from tiny_policy import make_policy
-
-
-def assert_close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], tolerance: float = 3e-4) -> None:
-    for name, tensor in one.items():
-        torch.testing.assert_close(
-            tensor, other[name], rtol=0, atol=tolerance, msg=lambda text, name=name: f"{name}: {text}"
-        )
 
 
 def by_trl(out: Any, recipe: Recipe | str, **given: Any) -> tuple[GRPOTrainer, Gradients]:
@@ -203,28 +196,17 @@ def test_rows_without_advantage_are_not_read_and_change_nothing(changes, left_ou
     assert_same_gradients(gradients, of_all)
 
 
-def test_without_the_sampler_transformers_generates_and_the_log_probabilities_are_those_of_the_weights_that_sampled(
-    tmp_path,
-):
-    trainer = tiny_trl.trainer(tmp_path, "pilot_commit", driver={"use_sampler": False})
-    trainer.train()
-    assert trainer.state.global_step == 4
-    for with_sampler in (False, True):
-        trainer = tiny_trl.trainer(tmp_path, "pilot_commit", driver={"use_sampler": with_sampler})
-        inputs = trainer.model.train() and trainer._generate_and_score_completions([])
-        assert_is_what_trl_computes(trainer, inputs, "sampling_per_token_logps")
-
-
-def assert_is_what_trl_computes(trainer: GRPOTrainer, inputs: dict[str, torch.Tensor], name: str) -> None:
-    """The log-probabilities of that name are those that TRL's own forward pass gives, under the weights of now."""
+@pytest.mark.parametrize("use_sampler", [False, True])
+def test_log_probabilities_are_those_that_trls_own_forward_pass_gives(use_sampler, tmp_path):
+    trainer = tiny_trl.trainer(tmp_path, "pilot_commit", driver={"use_sampler": use_sampler})
+    inputs = trainer.model.train() and trainer._generate_and_score_completions([])
     ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
     mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
+    width = inputs["completion_ids"].shape[1]
     with torch.no_grad():
-        theirs = trainer._get_per_token_logps_and_entropies(
-            trainer.model, ids, mask, inputs["completion_ids"].shape[1]
-        )[0]
+        theirs = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, width)[0]
     there = inputs["completion_mask"].bool()
-    torch.testing.assert_close(inputs[name][there], theirs[there], rtol=0, atol=1e-5)
+    torch.testing.assert_close(inputs["sampling_per_token_logps"][there], theirs[there], rtol=0, atol=1e-5)
 
 
 def test_rows_from_older_weights_are_weighted_by_the_truncated_ratio(tmp_path):
@@ -350,28 +332,10 @@ def test_a_spent_budget_ends_the_run_and_the_last_step_moves_nothing(tmp_path):
     assert trainer.allocation.allocator.paid == 40
     assert trainer.allocation.finished is not None
     assert trainer.state.global_step == len(seen) == 4  # 16, 16 and 8 rollouts, and the step that finds nothing
-    assert_close(seen[-1], seen[-2], 0)
-    assert any(not torch.equal(seen[-2][name], seen[-3][name]) for name in seen[0])
-
-
-def test_conversations_go_through_the_chat_template(tmp_path):
-    tokenizer = tiny_trl.tiny_tokenizer()
-    tokenizer.chat_template = (
-        "{% for m in messages %}{{ m.content + ' ' }}{% endfor %}{% if add_generation_prompt %}={% endif %}"
-    )
-    seen = []
-
-    def reward(prompts: Any, completions: Any, **_: Any) -> list[float]:
-        seen.extend(zip(prompts, completions, strict=True))
-        return [float(messages[0]["content"].startswith("a")) for messages in completions]
-
-    dataset = Dataset.from_dict({"prompt": [[{"role": "user", "content": f"k{at % 6}"}] for at in range(20)]})
-    trainer = tiny_trl.trainer(
-        tmp_path, "pilot_commit", reward=reward, dataset=dataset, more={"processing_class": tokenizer}, max_steps=2
-    )
-    trainer.train()
-    assert all(rollout.prompt_tokens[-1] == 2 for rollout in trainer.allocation.generated)  # "="
-    assert all(prompt[0]["role"] == "user" and text[0]["role"] == "assistant" for prompt, text in seen)
+    assert [all(torch.equal(one[name], other[name]) for name in one) for one, other in pairwise(seen)][1:] == [
+        False,
+        True,
+    ]
 
 
 def test_vllm_generates_where_the_user_has_it(tmp_path):

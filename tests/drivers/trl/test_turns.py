@@ -84,15 +84,6 @@ def look_up(a: int) -> str:
 
 
 async def look_up_later(a: int) -> str:
-    """
-    Look up a number.
-
-    Args:
-        a: Which.
-
-    Returns:
-        The answer.
-    """
     return look_up(a)
 
 
@@ -104,17 +95,11 @@ class Shelf:
         return " Shelf."
 
     def look_up(self, a: int) -> str:
-        """
-        Look up a number.
-
-        Args:
-            a: Which.
-
-        Returns:
-            The answer.
-        """
         self.asked += 1
         return look_up(a)
+
+
+look_up_later.__doc__ = Shelf.look_up.__doc__ = look_up.__doc__  # TRL describes a tool by it
 
 
 class Spoken:

@@ -64,6 +64,15 @@ def prompts(count: int = 40) -> Dataset:
     )
 
 
+DISTINCT = Dataset.from_dict(  # prompts of which no two are the same
+    {
+        "prompt": [f"k{at % 6} k{at // 6 % 6} k{at // 36} =" for at in range(40)],
+        "answer": [f"a{at % 4}" for at in range(40)],
+        "number": list(range(40)),
+    }
+)
+
+
 def starts_right(completions: list[str], answer: list[str], **_: Any) -> list[float]:
     """Right where the first word is the answer, half right where it is any other image."""
     return [

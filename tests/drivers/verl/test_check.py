@@ -25,17 +25,12 @@ def test_a_command_of_verl_is_taken_as_it_would_be_typed(capsys):
     assert "rollouts of a step, if one round of prompts fills the batch: 512 = 64 × 8 (rollouts)" in out
 
 
-def test_one_of_ours_says_its_recipe(capsys):
-    assert main(OURS) == 0
-    out = capsys.readouterr().out
-    assert "4 rows each" in out
-    assert "rows=MaxVariance(m=4)" in out
-
-
-def test_optimizer_steps_are_those_that_are_trained(capsys):
+def test_one_of_ours_says_its_recipe_and_the_optimizer_steps_that_are_trained(capsys):
     """64 prompts in mini-batches of 24 are two steps, not 2.67."""
     assert main([*OURS, "actor_rollout_ref.actor.ppo_mini_batch_size=24"]) == 0
-    assert "4 rows each, 2 optimizer steps per batch" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "4 rows each, 2 optimizer steps per batch" in out
+    assert "rows=MaxVariance(m=4)" in out
 
 
 def test_an_attention_that_is_not_installed_is_said(monkeypatch, capsys):

@@ -79,10 +79,16 @@ class Engine(FakeCrew):
         return outcome if outcome.cancelled else replace(outcome, version=self.began[submission.uid, session])
 
 
-def rounds_of(section, outcome=mixed, prompts=256, overlap=OVERLAP, **crew):
+def rounds_of(section, prompts=256, overlap=OVERLAP, engine=Engine, **crew):
     settings = read_settings(section, 4, 4, overlap)
-    loader = FakeLoader(prompts, 4) if settings.loader_draws else None
-    return Rounds(Allocator(settings.recipe, prompts, settings.seed), Engine(outcome, **crew), loader, overlaps=True)
+    recipe = settings.recipe
+    return Rounds(
+        Allocator(recipe, prompts, settings.seed),
+        engine(mixed, **crew),
+        FakeLoader(prompts, 4) if settings.loader_draws else None,
+        overlaps=overlap is not None,
+        patience=overlap.patience(recipe) if overlap else None,
+    )
 
 
 def step(rounds, last=False):
@@ -151,7 +157,6 @@ def test_what_ends_while_a_batch_is_trained_is_told_and_stops_are_carried_out():
 @pytest.mark.parametrize("overlaps", [False, True])
 def test_updates_are_told_between_batches_and_in_order(overlaps):
     rounds = rounds_of({"recipe": "grpo"}, at_once=4, overlap=OVERLAP if overlaps else None)
-    rounds.overlaps = overlaps
     rounds.next_batch()
     for _ in range(2):
         with pytest.raises(RuntimeError, match=r"still to be trained: call trained\(version\)"):
@@ -202,15 +207,13 @@ def share_of_long(mode, versions, batches, strategy, long=20, steps=40):
     Groups that were begun in the last `versions` steps are not counted.
     """
     overlap = Overlap(mode=mode, max_versions=versions, batches=batches, strategy=strategy)
-    settings = read_settings({"recipe": "grpo"}, 4, 4, overlap)
-    crew, allocator = Slow(mixed, long=long), Allocator(settings.recipe, 512, settings.seed)
-    rounds = Rounds(allocator, crew, FakeLoader(512, 4), overlaps=True, patience=overlap.patience(settings.recipe))
-    trained, oldest = set(), 0
+    rounds = rounds_of({"recipe": "grpo"}, 512, overlap, Slow, long=long)
+    crew, allocator = rounds.crew, rounds.allocator
+    trained = set()
     for _ in range(steps):
         rows, metrics = step(rounds)
         trained |= {row.group for row in rows.rows}
-        oldest = max(oldest, metrics["rollalloc/staleness_max"])
-    assert oldest <= settings.recipe.max_staleness
+        assert metrics["rollalloc/staleness_max"] <= allocator.recipe.max_staleness
     of_group = {int(s.uid[1 : s.uid.index("s")]): s for s in crew.submitted}
     counted = {group: s for group, s in of_group.items() if crew.began[s.uid, 0] < steps - versions}
     begun = [s.prompt % 8 == 0 for s in counted.values()]
@@ -237,21 +240,11 @@ def test_no_group_gets_too_old_if_updates_wait_for_old_groups(versions, batches,
 
 def test_a_resumed_run_waits_for_the_groups_that_were_begun_before():
     overlap = Overlap(mode="colocate_async", max_versions=3, batches=1, strategy="wait")
-    settings = read_settings({"recipe": "grpo"}, 4, 4, overlap)
-
-    def made():
-        allocator = Allocator(settings.recipe, 512, settings.seed)
-        patience = overlap.patience(settings.recipe)
-        return Rounds(allocator, Slow(mixed), FakeLoader(512, 4), overlaps=True, patience=patience)
-
-    rounds = made()
+    how = {"section": {"recipe": "grpo"}, "prompts": 512, "overlap": overlap, "engine": Slow}
+    rounds = rounds_of(**how)
     for _ in range(5):
         step(rounds)
-        again = made()
-        again.crew.version, again.crew.rows = rounds.crew.version, set(rounds.crew.rows)
-        again.load_state_dict(json.loads(json.dumps(rounds.state_dict())), again.crew.rows)
-        again.loader.at, again.loader.epoch = rounds.loader.at, rounds.loader.epoch
-        rounds = again
+        rounds = resumed(rounds, **how)
     for _ in range(5):
         step(rounds)
     assert rounds.allocator.accounts()["stale"] == 0
@@ -260,9 +253,9 @@ def test_a_resumed_run_waits_for_the_groups_that_were_begun_before():
 # ----------------------------------------------------------------------------------------------------------- resuming
 
 
-def resumed(rounds, section, **crew):
+def resumed(rounds, section, **how):
     """The run in a new process: what is left is the state and the rows, those of late finishers among them."""
-    made = rounds_of(section, **crew)
+    made = rounds_of(section, **how)
     made.crew.version, made.crew.rows = rounds.crew.version, set(rounds.crew.rows)
     unneeded = made.load_state_dict(json.loads(json.dumps(rounds.state_dict())), made.crew.rows)
     made.crew.release(sorted(unneeded))
@@ -296,10 +289,7 @@ def test_what_ran_at_a_checkpoint_is_generated_again_and_paid_once(section):
 
 
 def test_a_rollout_that_is_generated_again_does_not_take_the_key_of_a_row_that_is_held():
-    def order(submission, session):  # the second of a group ends first
-        return mixed(submission, session)
-
-    rounds = rounds_of({"recipe": "grpo"}, order, at_once=4)
+    rounds = rounds_of({"recipe": "grpo"}, at_once=4)
     step(rounds)
     crew = rounds.crew
     crew.waiting.rotate(-1)  # session 0 goes to the end, where it was the next

@@ -3,7 +3,6 @@
 `rollalloc model smollm2 runs/smollm2-untied --untie`, then `make verl-test ONLY=smollm2`.
 """
 
-import importlib.util
 import json
 import math
 import os
@@ -14,6 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+
+import smollm2
 
 pytest.importorskip("verl")
 pytestmark = [pytest.mark.slow, pytest.mark.verl]
@@ -40,18 +41,11 @@ OVERRIDES = {
 }
 
 
-def shared():
-    spec = importlib.util.spec_from_file_location("smollm2", Path(__file__).parents[1] / "smollm2.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_smollm2_trains_through_verl(tmp_path):
     how = "rollalloc model smollm2 runs/smollm2-untied --untie"
-    model = shared().made("SMOLLM2_UNTIED", "runs/smollm2-untied", how)
+    model = smollm2.made("SMOLLM2_UNTIED", "runs/smollm2-untied", how)
     assert not json.loads((model / "config.json").read_text())["tie_word_embeddings"], f"an untied head: `{how}`"
-    found = shared().stories(tmp_path / "stories")
+    found = smollm2.stories(tmp_path / "stories")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "model").symlink_to(model)
     (tmp_path / "run" / "train.parquet").symlink_to(found.train)

@@ -1,8 +1,9 @@
 import json
 from collections import Counter
+from dataclasses import replace
 
 import pytest
-from made_up_crew import RECIPES, by_quarter, figures
+from made_up_crew import RECIPES, by_quarter, figures, mixed, scored
 
 from rollalloc import EventError, MetricError
 from rollalloc.core.errors import NoScores
@@ -14,15 +15,27 @@ from rollalloc.runs.metrics import undeclared
 ONE_VISIT = {"p_solve": 1.0, "confidence": None, "reprobe_every": None}
 
 
-def train(rounds, batches):
-    """Batches, trained one after the other; verl frees their rows."""
-    made = []
+def taken(rounds, batches):
+    """Batches, each before it is trained; verl frees its rows."""
     for _ in range(batches):
         rows = rounds.next_batch()
-        made.append(rows)
         assert set(rows.keys) <= rounds.crew.rows
+        yield rows
         rounds.trained(rounds.allocator.version + 1)
         rounds.crew.rows -= set(rows.keys)
+
+
+def train(rounds, batches):
+    """Batches, trained one after the other."""
+    return list(taken(rounds, batches))
+
+
+def gone_on_with(rounds, made, rows=()):
+    """What a run left, as rounds that were just made go on with it; `rows` are there beside those that it held."""
+    made.crew.rows = {*rounds.crew.rows, *rows}
+    made.crew.release(made.load_state_dict(json.loads(json.dumps(rounds.state_dict())), made.crew.rows))
+    if rounds.loader is not None:  # else the recipe draws for itself
+        made.loader.at, made.loader.epoch = rounds.loader.at, rounds.loader.epoch
     return made
 
 
@@ -55,7 +68,7 @@ def test_a_failed_session_costs_itself_and_not_its_group(make_rounds):
     def outcome(submission, session):
         if session == 1:
             return SessionOutcome(submission.uid, session, tokens=2, reason="its agent loop worker died")
-        return mixed_pair(submission, session)
+        return mixed(submission, session)
 
     rounds = make_rounds({"recipe": "grpo"}, outcome)
     rows = rounds.next_batch()
@@ -70,7 +83,7 @@ def test_a_run_whose_rollouts_all_fail_does_not_pass_for_one_that_ended(make_rou
         nonlocal scored
         scored -= 1
         if scored >= 0:
-            return mixed_pair(submission, session)
+            return mixed(submission, session)
         return SessionOutcome(submission.uid, session, tokens=0, reason="the engine died")
 
     rounds = make_rounds({"recipe": "grpo"}, dies, prompts=256)
@@ -78,15 +91,8 @@ def test_a_run_whose_rollouts_all_fail_does_not_pass_for_one_that_ended(make_rou
         train(rounds, 100)
 
 
-def mixed_pair(submission, session):
-    return SessionOutcome(submission.uid, session, tokens=5, reward=session / 4, metric=session / 4, rows=1)
-
-
 def test_a_session_of_several_outputs_is_one_rollout_and_all_its_rows_are_trained(make_rounds):
-    def outcome(submission, session):
-        return SessionOutcome(submission.uid, session, tokens=5, reward=float(session % 2), metric=0.0, rows=2)
-
-    rows = make_rounds({"recipe": "grpo"}, outcome).next_batch()
+    rows = make_rounds({"recipe": "grpo"}, lambda *each: replace(mixed(*each), rows=2)).next_batch()
     assert len(rows.keys) == 2 * 16
     assert [key[-4:] for key in rows.keys[:2]] == ["_0_0", "_0_1"]
     assert rows.rows[0] is rows.rows[1]
@@ -115,10 +121,7 @@ def test_a_stopped_tail_is_cancelled_counted_and_waited_for(make_rounds):
 
 
 def test_solved_prompts_end_the_run_and_say_so(make_rounds):
-    def right(submission, session):
-        return SessionOutcome(submission.uid, session, tokens=5, reward=1.0, metric=1.0, rows=1)
-
-    rounds = make_rounds(RECIPES["pilot_commit"] | ONE_VISIT, right)
+    rounds = make_rounds(RECIPES["pilot_commit"] | ONE_VISIT, unsolved(0))
     with pytest.raises(Finished, match="64 are evicted"):
         rounds.next_batch()
     assert not rounds.crew.rows
@@ -129,13 +132,7 @@ def test_a_run_that_is_saved_and_loaded_goes_on_as_the_one_that_was_not(make_rou
     straight, first = make_rounds(section), make_rounds(section)
     expected = train(straight, 6)
     train(first, 3)
-    saved = json.loads(json.dumps(first.state_dict()))
-    second = make_rounds(section)
-    second.crew.rows = set(first.crew.rows) | {"g0s0r0_0_0"}  # a row of a batch that was trained
-    unneeded = second.load_state_dict(saved, second.crew.rows)
-    second.crew.release(unneeded)
-    if first.loader is not None:  # else the recipe draws for itself
-        second.loader.at, second.loader.epoch = first.loader.at, first.loader.epoch
+    second = gone_on_with(first, make_rounds(section), ["g0s0r0_0_0"])  # a row of a batch that was trained
     assert [rows.batch for rows in train(second, 3)] == [rows.batch for rows in expected[3:]]
 
 
@@ -151,7 +148,7 @@ def test_a_checkpoint_without_its_rows_is_refused_and_nothing_is_changed(make_ro
 @pytest.mark.parametrize("metric", [-1.0, 1.5])
 def test_a_metric_that_is_no_success_rate_is_one_error_that_names_the_key(make_rounds, metric):
     def outcome(submission, session):
-        return SessionOutcome(submission.uid, session, tokens=5, reward=metric, metric=metric, rows=1)
+        return scored(submission, session, metric)
 
     with pytest.raises(
         MetricError, match=rf"Band\(.*in \[0, 1\], got {metric}.*\"acc\": 1.0 if right.*`acc` is the metric"
@@ -168,31 +165,15 @@ def test_metrics_say_what_foresights_predictions_were_worth(make_rounds):
     assert metrics["rollalloc/prediction/rollouts"] > 0
     assert 0 < metrics["rollalloc/prediction/log_loss"] < 2
     assert not any("weight/" in name for name in metrics)
-    assert not any("prediction" in name for name in figures_of_grpo(make_rounds))
-
-
-def figures_of_grpo(make_rounds):
-    rounds = make_rounds(RECIPES["grpo"])
-    return rounds.metrics(rounds.next_batch().batch)
-
-
-def steps_of(rounds, batches):
-    """Each batch's metrics, with what the crew was given for it."""
-    steps = []
-    for _ in range(batches):
-        before = len(rounds.crew.submitted)
-        rows = rounds.next_batch()
-        steps.append((rounds.metrics(rows.batch), rounds.crew.submitted[before:]))
-        rounds.trained(rounds.allocator.version + 1)
-        rounds.crew.rows -= set(rows.keys)
-    return steps
+    grpo = make_rounds(RECIPES["grpo"])
+    assert not any("prediction" in name for name in grpo.metrics(grpo.next_batch().batch))
 
 
 def test_a_rollout_left_alone_in_its_group_teaches_nothing_to_an_estimator_that_compares(make_rounds):
     def outcome(submission, session):
         if session and submission.prompt == 0:
             return SessionOutcome(submission.uid, session, reason="its agent loop worker died")
-        return SessionOutcome(submission.uid, session, tokens=5, reward=float(session % 2), rows=2)
+        return scored(submission, session, float(session % 2), rows=2)
 
     rows = make_rounds({"recipe": "grpo"}, outcome).next_batch()
     alone = {key for key, row in zip(rows.keys, rows.rows, strict=True) if row.prompt == 0}
@@ -206,8 +187,7 @@ def unsolved(few):
     """Prompts below `few` are mixed, all others right."""
 
     def outcome(submission, session):
-        right = float(session % 2) if submission.prompt < few else 1.0
-        return SessionOutcome(submission.uid, session, tokens=5, reward=right, metric=right, rows=1)
+        return scored(submission, session, float(session % 2) if submission.prompt < few else 1.0)
 
     return outcome
 
@@ -230,9 +210,7 @@ def test_a_run_that_gave_up_a_pass_of_its_loader_goes_on_from_its_checkpoint_as_
     expected = train(straight, 6)
     train(first, 3)
     assert first.state_dict()["gave_up"]
-    second.crew.rows = set(first.crew.rows)
-    second.load_state_dict(json.loads(json.dumps(first.state_dict())), second.crew.rows)
-    second.loader.at, second.loader.epoch = first.loader.at, first.loader.epoch
+    gone_on_with(first, second)
     assert [rows.batch for rows in train(second, 3)] == [rows.batch for rows in expected[3:]]
 
 
@@ -242,10 +220,7 @@ def test_failures_weigh_as_the_uncertainty_of_each_rollout_says(make_rounds):
     def outcomes(right, wrong):
         def outcome(submission, session):
             won = float(submission.prompt % 2)
-            uncertainty = right if won else wrong
-            return SessionOutcome(
-                submission.uid, session, tokens=5, reward=won, metric=won, rows=1, uncertainty=uncertainty
-            )
+            return scored(submission, session, won, uncertainty=right if won else wrong)
 
         return outcome
 
@@ -257,17 +232,14 @@ def test_failures_weigh_as_the_uncertainty_of_each_rollout_says(make_rounds):
 
 def test_the_core_is_told_the_weights_of_the_first_token_and_of_the_last(make_rounds):
     def outcome(submission, session):
-        return SessionOutcome(
-            submission.uid, session, tokens=5, reward=1.0, metric=1.0, rows=1, version=0, last_version=7
-        )
+        return scored(submission, session, 1.0, version=0, last_version=7)
 
     with pytest.raises(EventError, match="versions 0 to 7 must lie between 0 and 0, the version of the weights"):
         make_rounds({"recipe": "grpo"}, outcome).next_batch()
 
 
 def by_prompt(submission, session):
-    reward = float((submission.prompt * 7 + session) % 5) / 4
-    return SessionOutcome(submission.uid, session, tokens=5, reward=reward, metric=reward, rows=1)
+    return scored(submission, session, float((submission.prompt * 7 + session) % 5) / 4)
 
 
 def test_of_one_rollout_a_prompt_each_row_is_multiplied_with_what_the_core_credits_it_with(make_rounds):
@@ -332,12 +304,8 @@ def test_what_may_be_replayed_survives_a_resume_as_data(make_rounds, section):
     straight, first, second = (make_rounds(section) for _ in range(3))
     expected = train(straight, 7)
     train(first, 3)
-    saved = json.loads(json.dumps(first.state_dict()))
-    second.crew.rows = set(first.crew.rows) | {"g0s0r0_0_0"}
-    second.crew.release(second.load_state_dict(saved, second.crew.rows))
-    assert second.crew.rows == first.held()
-    if first.loader is not None:
-        second.loader.at, second.loader.epoch = first.loader.at, first.loader.epoch
+    saved = first.state_dict()
+    assert gone_on_with(first, second, ["g0s0r0_0_0"]).crew.rows == first.held()
     resumed = train(second, 4)
     assert [(rows.batch, rows.keys) for rows in resumed] == [(rows.batch, rows.keys) for rows in expected[3:]]
     assert any(row.replays for row in resumed[0].rows)
@@ -357,7 +325,7 @@ def test_the_budget_ends_the_run(make_rounds):
 
 def test_metrics_by_stage_by_hand(make_rounds):
     rounds = make_rounds(RECIPES["pilot_commit"], by_quarter, at_once=1000)
-    (first, _), (second, _) = steps_of(rounds, 2)
+    first, second = (rounds.metrics(rows.batch) for rows in taken(rounds, 2))
     # Eight pilots of which four pass; commits for those, beside eight pilots more of which four are held.
     pilots = {"groups": 16, "rollouts": 32, "passed": 8, "pass_rate": 0.5, "mean": 0.5, "deviation": 0.25}
     assert figures(first, "rollalloc/stage/pilot/") == pilots | {"dropped/too_hard": 0.25, "dropped/too_easy": 0.25}

@@ -46,16 +46,9 @@ EIGHT = recipes.grpo(8, 4)
 
 
 @pytest.mark.parametrize(("section", "says"), REFUSED.values(), ids=REFUSED)
-def test_what_is_wrong_is_refused_by_the_right_name(section, says, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, __name__, _this_module())
+def test_what_is_wrong_is_refused_by_the_right_name(section, says):
     with pytest.raises(ValueError, match=says):
         read_settings(section, 16, 8)
-
-
-def _this_module():
-    from types import SimpleNamespace
-
-    return SimpleNamespace(EIGHT=EIGHT)
 
 
 def test_recipes_are_mixed_each_with_its_own_parameters():
@@ -68,25 +61,15 @@ def test_recipes_are_mixed_each_with_its_own_parameters():
 def test_a_deviation_left_open_is_verls_and_one_that_is_said_holds():
     """Plain GRPO's advantages stay verl's own to compute; a recipe's own, as DARTS's, get verl's deviation and eps."""
     darts = {"recipe": "darts", "shortest": 3, "longest": 1}
-    assert not read_settings({"recipe": "grpo"}, 4, 4).own_advantages
+    pods = {"recipe": "pods", "m": 4}
+    for section, own in (({"recipe": "grpo"}, False), (PILOT_COMMIT, False), (pods, True), (darts, True)):
+        assert read_settings(section, 16, 16).own_advantages is own
     assert read_settings(darts, 4, 4).recipe.advantage == OverChosen(GRPO(ddof=1, eps=1e-6))
     said = read_settings(darts | {"deviation": "population"}, 4, 4).recipe
     assert said.advantage == OverChosen(GRPO(ddof=0))
     plain = read_settings({"recipe": "grpo", "deviation": "population"}, 4, 4)
     assert plain.own_advantages
     assert plain.recipe.advantage == OverGroup(GRPO(ddof=0))
-
-
-@pytest.mark.parametrize(
-    ("section", "own"),
-    [
-        (PILOT_COMMIT, False),
-        ({"recipe": "pods", "m": 4}, True),
-        ({"recipe": "darts", "shortest": 3, "longest": 1}, True),
-    ],
-)
-def test_plain_advantages_are_left_to_verl(section, own):
-    assert read_settings(section, 16, 16).own_advantages is own
 
 
 @pytest.mark.parametrize(
@@ -108,21 +91,18 @@ def test_recipes_with_baselines_of_their_own(section, made, draws):
     assert settings.own_advantages
 
 
-def test_rows_that_come_again_have_the_advantages_of_their_own_batch(monkeypatch):
-    """verl's estimator would compare them with another."""
-    again = replace(EIGHT, replay=Replay(rows=4, max_staleness=2))
-    monkeypatch.setattr(f"{__name__}.EIGHT", again)
-    monkeypatch.setitem(__import__("sys").modules, __name__, _this_module())
+@pytest.mark.parametrize(
+    "change",
+    [{"replay": Replay(rows=4, max_staleness=2)}, {"over_batch": BatchNormalised()}],
+    ids=["replay", "over batch"],
+)
+def test_rows_that_come_again_and_a_rule_over_the_batch_make_plain_advantages_the_recipes_own(change, monkeypatch):
+    """verl's estimator would compare rows that come again with those of another batch."""
+    monkeypatch.setattr(f"{__name__}.EIGHT", replace(EIGHT, **change))
     settings = read_settings({"recipe": f"{__name__}:EIGHT"}, 8, 4)
     assert settings.own_advantages
     assert settings.recipe.advantage == OverGroup(GRPO(ddof=1, eps=1e-6))
+
+
+def test_replay_is_a_setting_of_a_recipe():
     assert read_settings({"recipe": "foresight", "replay": 8}, 8, 1).recipe.replay == Replay(rows=8, max_staleness=12)
-
-
-def test_a_rule_over_the_batch_makes_plain_advantages_the_recipes_own(monkeypatch):
-    over = replace(EIGHT, over_batch=BatchNormalised())
-    monkeypatch.setattr(f"{__name__}.EIGHT", over)
-    monkeypatch.setitem(__import__("sys").modules, __name__, _this_module())
-    settings = read_settings({"recipe": f"{__name__}:EIGHT"}, 8, 4)
-    assert settings.own_advantages
-    assert settings.recipe.advantage == OverGroup(GRPO(ddof=1, eps=1e-6))

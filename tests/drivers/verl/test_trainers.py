@@ -1,7 +1,5 @@
-"""Our three trainers, the client that resumes and the check of the configuration, with the installed verl; Ray's calls are
-made up."""
+"""Our three trainers and the check of the configuration, with the installed verl; Ray's calls are made up."""
 
-import asyncio
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,10 +10,8 @@ pytest.importorskip("verl", reason="verl's environment: make verl-test")
 import verl
 from omegaconf import OmegaConf
 from verl.trainer.ppo.v1 import get_trainer_cls
-from verl.workers.rollout import llm_server
-from verl.workers.rollout.replica import TokenOutput
 
-from rollalloc.drivers.verl.client import LIVE, Client, Live, ResumingClient, SessionStopped
+from rollalloc.drivers.verl.client import Client, ResumingClient
 from rollalloc.drivers.verl.configure import configure
 from rollalloc.drivers.verl.loader import Prompts, fill_samples
 from rollalloc.drivers.verl.modes import MODES
@@ -45,79 +41,6 @@ def test_a_column_of_a_reserved_name_ends_the_run_when_the_trainer_is_made():
         Prompts(config, [rows[0] | {"uid": "mine"}])
     with pytest.raises(ValueError, match=r"extra_info\.num_turns"):
         Prompts(config, [rows[0] | {"extra_info": {"num_turns": 3}}])
-
-
-# ------------------------------------------------------------------------------------------------------------ the client
-
-
-class Server:
-    """Answers each request with the next of `outputs`; the engine's part of verl's server."""
-
-    def __init__(self, *outputs):
-        self.outputs, self.sent = list(outputs), []
-        self.generate = SimpleNamespace(remote=self._answer)
-
-    async def _answer(self, prompt_ids, sampling_params, **_):
-        self.sent.append((prompt_ids, dict(sampling_params)))
-        tokens, version, why, then = self.outputs.pop(0)
-        if then:
-            then(LIVE.get())
-        return TokenOutput(
-            token_ids=list(tokens),
-            log_probs=[-1.0] * len(tokens),
-            stop_reason=why,
-            extra_fields={"global_steps": version},
-        )
-
-
-@pytest.fixture
-def generate(monkeypatch):
-    """Runs one request of a session on a server; gives its output, or what it raised, and the session."""
-
-    async def at_once(_):
-        pass
-
-    monkeypatch.setattr(llm_server.asyncio, "sleep", at_once)
-
-    def run(server):
-        async def acquire(self, request_id, **extra):
-            return "server", server
-
-        monkeypatch.setattr(llm_server.LLMServerClient, "_acquire_server", acquire)
-        monkeypatch.setattr(llm_server.LLMServerClient, "_release_server", lambda self, server_id, request_id: None)
-        client = ResumingClient(
-            OmegaConf.create({"actor_rollout_ref": {"rollout": {"name": "vllm", "response_length": 8}}})
-        )
-
-        async def session():
-            LIVE.set(live := Live())
-            try:
-                return await client.generate("request", prompt_ids=[7], sampling_params={}), live
-            except SessionStopped as stopped:
-                return stopped, live
-
-        return asyncio.run(session())
-
-    return run
-
-
-def test_a_request_that_was_broken_off_goes_on_from_its_tokens_with_the_version_of_the_first(generate):
-    server = Server(((), 1, "aborted", None), ((1, 2), 3, "aborted", None), ((3,), 4, "completed", None))
-    output, live = generate(server)
-    assert (output.token_ids, output.log_probs, output.stop_reason) == ([1, 2, 3], [-1.0] * 3, "completed")
-    assert [prompt for prompt, _ in server.sent] == [[7], [7], [7, 1, 2]]
-    assert [params["max_tokens"] for _, params in server.sent] == [8, 8, 6]
-    assert (live.tokens, live.first_version, live.last_version, live.requests) == (3, 3, 4, {})
-
-
-def test_a_session_stopped_while_it_was_broken_off_sends_nothing_more_and_keeps_its_count(generate):
-    def stop(live):
-        live.stopped = True
-
-    server = Server(((1, 2), 3, "aborted", stop), ((3,), 4, "completed", None))
-    output, live = generate(server)
-    assert isinstance(output, SessionStopped)
-    assert (len(server.sent), live.tokens) == (1, 2)
 
 
 # ----------------------------------------------------------------------------------------------------- the configuration

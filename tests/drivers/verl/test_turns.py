@@ -79,16 +79,21 @@ class Server:
         self.turns, self.sent, self.running, self.aborts_with = list(turns), [], {}, aborts_with
         self.generate = SimpleNamespace(remote=self._generate)
         self.__ray_call__ = SimpleNamespace(remote=self._call)
-        abort = {"abort_request": lambda request: self.running[request].set()}
+        self.why = "completed"
         if engine == "sglang":
-            self.inner = SimpleNamespace(tokenizer_manager=SimpleNamespace(rid_to_state=self.running, **abort))
+            states = SimpleNamespace(rid_to_state=self.running, abort_request=self._stop)
+            self.inner = SimpleNamespace(tokenizer_manager=states)
         else:
             known = SimpleNamespace(external_req_ids=self.running, request_states=self.running)
             self.inner = SimpleNamespace(engine=SimpleNamespace(output_processor=known, abort=self._abort))
         self.busy = asyncio.Event()
 
-    async def _abort(self, request):
+    def _stop(self, request):
+        self.why = "aborted"
         self.running[request].set()
+
+    async def _abort(self, request):
+        self._stop(request)
 
     async def _call(self, function, *arguments):
         return function(self.inner, *arguments)
@@ -103,7 +108,7 @@ class Server:
             del self.running[request_id]
             if isinstance(self.aborts_with, Exception):
                 raise self.aborts_with
-            turn = self.aborts_with, 9
+            turn = self.aborts_with, 9, self.why
         tokens, version = list(turn[0]), turn[1]
         tokens = tokens[: sampling_params.get("max_tokens", ROOM)]
         return TokenOutput(
@@ -118,7 +123,7 @@ class Case:
     """A worker with one session of `tool_agent`, or of another loop."""
 
     def __init__(self, monkeypatch, tokenizer, server, tool=None, loop="tool_agent", client=Client, **settings):
-        self.server, self.tool, self.loop, self.rows = server, tool, loop, {}
+        self.server, self.tool, self.loop, self.rows, self.released = server, tool, loop, {}, []
         rollout = {"name": "vllm", "prompt_length": 200, "response_length": ROOM, "max_model_len": 400}
         rollout |= {"full_determinism": False, "calculate_log_probs": True}
         turns = {"format": "sevens", "max_parallel_calls": 1, "max_tool_response_length": 256}
@@ -152,7 +157,7 @@ class Case:
 
         monkeypatch.setattr(workers.AgentLoopWorker, "_compute_score", scores)
         monkeypatch.setattr(llm_server.LLMServerClient, "_acquire_server", acquire)
-        monkeypatch.setattr(llm_server.LLMServerClient, "_release_server", lambda *_, **__: None)
+        monkeypatch.setattr(llm_server.LLMServerClient, "_release_server", lambda *_, **__: self.released.append(1))
         monkeypatch.setattr(agent_loop_tq.tq, "async_kv_batch_put", put)
 
     async def run(self, *meanwhile):
@@ -227,6 +232,23 @@ def test_a_trajectory_is_one_rollout_whose_length_is_what_the_model_generated_in
     assert case.tool.released == 1
 
 
+def test_a_request_that_was_broken_off_goes_on_from_its_tokens_with_the_version_of_the_first(case, monkeypatch):
+    async def at_once(_):
+        pass
+
+    async def test(case):
+        monkeypatch.setattr(llm_server.asyncio, "sleep", at_once)
+        return case, await case.run()
+
+    turns = [([], 1, "aborted"), ([WORD, WORD], 3, "aborted"), ([WORD], 4)]
+    case, outcome = case(test, turns, client=ResumingClient)
+    assert (outcome.tokens, outcome.version, outcome.last_version, outcome.truncated) == (3, 3, 4, False)
+    assert (case.row()["responses"], case.row()["rollout_log_probs"]) == ([WORD] * 3, [-0.5] * 3)
+    (prompt, _), *_ = case.server.sent
+    assert [sent for sent, _ in case.server.sent] == [prompt, prompt, [*prompt, WORD, WORD]]
+    assert [limits["max_tokens"] for _, limits in case.server.sent] == [ROOM, ROOM, ROOM - 2]
+
+
 def test_a_trajectory_whose_answer_finds_no_room_is_truncated(case):
     async def test(case):
         return case, await case.run()
@@ -260,6 +282,19 @@ def test_a_rollout_that_waits_for_a_tool_is_stopped_at_once(case):
     assert (outcome.cancelled, outcome.tokens, outcome.reason) == (True, 2, outcome.reason)
     assert len(case.server.sent) == case.tool.released == 1
     assert not case.rows
+
+
+def test_a_session_stopped_while_it_waits_for_a_server_sends_nothing(case, monkeypatch):
+    async def test(case):
+        async def acquired_late(_, request_id, **extra):
+            await case.stop()
+            return "server", case.server
+
+        monkeypatch.setattr(llm_server.LLMServerClient, "_acquire_server", acquired_late)
+        return case, await case.run()
+
+    case, outcome = case(test, [([WORD], 2)])
+    assert (outcome.cancelled, case.server.sent, len(case.released)) == (True, [], 1)
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])

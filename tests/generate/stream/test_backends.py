@@ -25,31 +25,11 @@ def decoding(policy, sampling, longest_prompt=5):
     return Decoding(sampling=sampling, **ends, seed=3, longest_prompt=longest_prompt)
 
 
-def prompts_of_some_length(prompts_of, count):
-    draw = random.Random(7)
-    return [tokens[: draw.randint(1, len(tokens))] for tokens in prompts_of(count).tokens]
-
-
-def drained(backend, rows, pause=lambda: 0):
-    """Every row's end, started as there is room, a few at a time."""
-    left, ended, turns = list(rows), {}, 0
-    wanted = {row.rollout for row in rows}
-    while ended.keys() != wanted:
-        now = min(backend.capacity(), pause() or len(left))
-        backend.submit(left[:now])
-        left = left[now:]
-        for each in backend.poll(5.0):
-            assert each.rollout not in ended
-            ended[each.rollout] = each
-        turns += 1
-        assert turns < 20_000
-    return ended
-
-
 @pytest.fixture
 def expected(policy, prompts_of):
     """(tokens of 30 prompts, what each of 6 rollouts of each comes to in waves)."""
-    tokens = prompts_of_some_length(prompts_of, 30)
+    draw = random.Random(7)
+    tokens = [tokens[: draw.randint(1, len(tokens))] for tokens in prompts_of(30).tokens]
     requests = [Request(at, prompt, tuple(range(6 * at, 6 * at + 6))) for at, prompt in enumerate(tokens)]
     made = generate(policy.model, requests, Sampling(LENGTH), eos_ids=policy.eos_ids, pad_id=policy.pad_id, seed=3)
     return tokens, {each.rollout: each for each in made}
@@ -65,7 +45,17 @@ def test_what_a_rollout_comes_to_does_not_depend_on_its_company(policy, expected
     draw = random.Random(slots)
     rollouts = draw.sample(sorted(waves), len(waves) if slots > 1 else 20)
     backend = LocalBackend(policy.model, decoding(policy, Sampling(LENGTH, max_rows=slots)))
-    ended = drained(backend, rows_of(tokens, rollouts), lambda: draw.randint(1, 4))
+    left, ended = rows_of(tokens, rollouts), {}
+    for _ in range(20_000):  # a few are started at a time, as there is room
+        now = min(backend.capacity(), draw.randint(1, 4))
+        backend.submit(left[:now])
+        left = left[now:]
+        for each in backend.poll(5.0):
+            assert each.rollout not in ended
+            ended[each.rollout] = each
+        if len(ended) == len(rollouts):
+            break
+    assert ended.keys() == set(rollouts)
     for rollout, each in ended.items():
         assert each.tokens == waves[rollout].tokens
         np.testing.assert_allclose(each.logprobs, waves[rollout].logprobs, atol=1e-4)

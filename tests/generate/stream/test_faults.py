@@ -1,6 +1,5 @@
 """The conformance kit's books, kept of the real engine while everything around it fails."""
 
-import json
 import random
 from concurrent.futures import Future
 from dataclasses import replace
@@ -17,6 +16,7 @@ from rollalloc.testing.audit import Auditor
 from rollalloc.testing.promises import watched
 from rollalloc.train.checkpoint import newest
 from rollalloc.train.evaluation import HeldOut
+from tiny_policy import lines_of
 
 ROLLOUTS = 300  # in CI; 2,000 where `slow` is asked for
 
@@ -176,7 +176,7 @@ def test_a_back_end_that_is_gone_is_said_and_the_run_is_saved(trainer_of, tmp_pa
     trainer.updater.update = in_update
     with pytest.raises(BackendDied, match=f"gone; a checkpoint after batch {2 + while_training} is in .*--resume"):
         trainer.run()
-    assert json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])["kind"] == "failed"
+    assert lines_of(tmp_path / "run")[-1]["kind"] == "failed"
     resumed = trainer_of(recipe, max_batches=5, **made)
     assert resumed.resume() == 2 + while_training
     assert resumed.updater.steps == 2 + while_training

@@ -8,7 +8,7 @@ import pytest
 
 from rollalloc.lab.bench.tasks.chat import CHAT_TASKS, ChatFiles, prepare
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 
 
 def made(variable: str, usual: str, how: str) -> Path:
