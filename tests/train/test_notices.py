@@ -110,10 +110,7 @@ def test_rollouts_that_are_cut_off_are_said_once_where_no_evaluation_did(caplog)
 
 def test_a_slow_reward_is_said_once_where_it_takes_most_of_the_time(caplog):
     looked = Looked()
-    looked.now, looked.report = (
-        30.0,
-        {"seconds": 40.0, "workers": 2, "scored": 16, "unscored": {"slow": 4}},
-    )
+    looked.now, looked.report = 30.0, {"seconds": 40.0, "workers": 2, "scored": 16, "unscored": {"slow": 4}}
     looked.after()
     looked.after()
     [said] = caplog.messages

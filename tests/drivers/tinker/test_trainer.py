@@ -193,7 +193,6 @@ def test_ctrl_c_saves_all_that_was_paid(by_hand, trainer_of, tmp_path, remote):
     trainer = trainer_of(RECIPES["dapo"], cloud=cloud, **given)
     assert trainer.resume() == 3
     assert sum(trainer.allocator.accounts().values()) == asked  # none is sampled again
-    assert trainer.allocator.accounts()["open"] <= asked
     assert not trainer.allocator.outstanding().generate
     trainer.run()
     assert cloud.samples == sum(trainer.allocator.accounts().values())
@@ -202,7 +201,7 @@ def test_ctrl_c_saves_all_that_was_paid(by_hand, trainer_of, tmp_path, remote):
 def test_a_checkpoint_of_another_run_is_refused(by_hand, trainer_of, tmp_path):
     cloud = Cloud()
     trainer_of(cloud=cloud, folder=tmp_path).run()
-    with pytest.raises(ValueError, match=r"run\.model\.rank: 32 → 8|run\.model\.rank"):
+    with pytest.raises(ValueError, match=r"run\.model\.rank: saved 32, given 8"):
         trainer_of(cloud=cloud, folder=tmp_path, remote=Remote(rank=8)).resume()
     with pytest.raises(ValueError, match=r"run\.config\.learning_rate"):
         trainer_of(cloud=cloud, folder=tmp_path, learning_rate=1.0).resume()

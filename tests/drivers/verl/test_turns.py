@@ -279,7 +279,7 @@ def test_a_rollout_that_waits_for_a_tool_is_stopped_at_once(case):
         return case, await case.run(case.tool.running.wait, case.stop)
 
     case, outcome = case(test, [([CALL, WORD], 2)], does=hangs)
-    assert (outcome.cancelled, outcome.tokens, outcome.reason) == (True, 2, outcome.reason)
+    assert (outcome.cancelled, outcome.tokens, outcome.reward) == (True, 2, None)
     assert len(case.server.sent) == case.tool.released == 1
     assert not case.rows
 
