@@ -20,7 +20,10 @@ REWARD = (
 
 @pytest.fixture(scope="session")
 def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `model`, `prompts.parquet`, the same as `prompts.jsonl`, `heldout.jsonl` and `my_reward.py`."""
+    """A folder with `model`, `prompts.parquet`, the same as `prompts.jsonl`, `heldout.jsonl` and `my_reward.py`.
+
+    One of the 6 prompts of `long.jsonl` is longer than the model's context.
+    """
     folder = tmp_path_factory.mktemp("own")
     files = sort.prepare(
         folder, sort.SortConfig(symbols=6, train=8, heldout=4, warm_up=WarmUp(steps=2, batch=4, rise=1))
@@ -36,6 +39,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("prompts.parquet", "prompts.jsonl"):
         write_prompts(folder / name, rows[:24])
     write_prompts(folder / "heldout.jsonl", rows[24:])
+    write_prompts(folder / "long.jsonl", [*rows[:5], rows[5] | {"prompt": "s1 " * 70 + "="}])
     (folder / "my_reward.py").write_text(REWARD)
     assert files.model == folder / "model"
     return folder
@@ -45,12 +49,12 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def call(
     own: Path, monkeypatch: pytest.MonkeyPatch, rollalloc: Callable[..., tuple[int, str, str]]
 ) -> Callable[..., tuple[int, str]]:
-    """Call `rollalloc` with these arguments in the user's folder: (exit code, what it wrote)."""
+    """Call `rollalloc` with these arguments in the user's folder: (exit code, what it wrote, as one line)."""
 
     def called(*arguments: Any) -> tuple[int, str]:
         monkeypatch.chdir(own)
         code, out, err = rollalloc(*arguments)
-        return code, out + err
+        return code, " ".join((out + err).split())
 
     return called
 

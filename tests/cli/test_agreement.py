@@ -67,7 +67,7 @@ def test_all_that_speaks_of_a_run_says_the_same(call, own, tmp_path, case):
     assert len(run.curve.accuracy) > 1 or not accuracy or case == "stopped"  # else a figure of them is a dot
     assert (run.ended, run.failed) == (state in ("finished", "target reached"), state == "failed")
 
-    terminal = " ".join(output.split())
+    terminal = output
     [page] = sections(comparisons(folder), folder)
     story = "".join(f"{finding.lead}{finding.rest}" for finding in page.findings)
     assert f"{paid:,} rollouts" in story or not paid

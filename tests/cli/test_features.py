@@ -12,10 +12,6 @@ from rollalloc.models.policy import Policy
 OWN = ("--model", "model", "--prompts", "prompts.parquet", "--device", "cpu")
 
 
-def said(output):
-    return " ".join(output.split())
-
-
 def test_the_file_holds_the_features_of_ones_own_prompts(call, own, tmp_path):
     out = tmp_path / "new" / "f.safetensors"
     code, output = call("features", *OWN, "--out", out)
@@ -31,8 +27,8 @@ def test_the_file_holds_the_features_of_ones_own_prompts(call, own, tmp_path):
     assert (read.cost.prompts, read.cost.tokens) == (24, total)
     columns = {name: block_ND.shape[1] for name, block_ND in made.blocks.items()}
     blocks = ", ".join(f"{name} ({count})" for name, count in columns.items())
-    assert f"features of 24 prompts: {blocks}; {total} tokens forwarded" in said(output)
-    assert f"they are in {out}" in said(output)
+    assert f"features of 24 prompts: {blocks}; {total} tokens forwarded" in output
+    assert f"they are in {out}" in output
 
 
 def test_chats_go_through_the_models_template(call, own, tmp_path):
@@ -52,27 +48,24 @@ def test_chats_go_through_the_models_template(call, own, tmp_path):
     assert "20 tokens forwarded" in output  # s0, sn, s1 and two that the template adds
     code, output = call(*arguments, "--model", "model", "--overwrite")
     assert code == 2
-    assert "messages (system, user) and the tokenizer has no chat template" in said(output)
+    assert "messages (system, user) and the tokenizer has no chat template" in output
     assert read_features(out, load_prompts(tmp_path / "chats.parquet").keys).cost.tokens == 20
 
 
-def test_prompts_that_do_not_fit_are_refused_or_left_out_and_counted(call, tmp_path):
-    rows = [{"data_source": "m", "prompt": f"s{n} =", "reward_model": {"ground_truth": "s1"}} for n in range(5)]
-    rows += [{"data_source": "m", "prompt": "s1 " * 70 + "=", "reward_model": {"ground_truth": "s1"}}]
-    write_prompts(tmp_path / "long.jsonl", rows)
+def test_prompts_that_do_not_fit_are_refused_or_left_out_and_counted(call, own, tmp_path):
     out = tmp_path / "f.safetensors"
-    arguments = ("features", "--model", "model", "--prompts", tmp_path / "long.jsonl", "--out", out)
+    arguments = ("features", "--model", "model", "--prompts", "long.jsonl", "--out", out)
     code, output = call(*arguments)
     assert code == 2
-    assert "1 of 6 prompts have more than 64 tokens (context 64), for example 'm/" in said(output)
-    assert "; the longest has 71" in said(output)
-    assert "or use a model with a longer context" in said(output)
+    assert "1 of 6 prompts have more than 64 tokens (context 64), for example 'mine/" in output
+    assert "; the longest has 71" in output
+    assert "or use a model with a longer context" in output
     assert not out.exists()
     code, output = call(*arguments, "--drop-overlong")
     assert code == 0, output
-    assert "1 prompts that do not fit the model are left out" in said(output)
+    assert "1 prompts that do not fit the model are left out" in output
     with pytest.raises(ValueError, match=r"lacks the features of 1 prompts \(of 6\)"):
-        read_features(out, load_prompts(tmp_path / "long.jsonl").keys)
+        read_features(out, load_prompts(own / "long.jsonl").keys)
 
 
 def test_features_that_are_there_are_kept_unless_told(call, tmp_path):
@@ -85,7 +78,7 @@ def test_features_that_are_there_are_kept_unless_told(call, tmp_path):
     other = ("features", *OWN, "--prompts", tmp_path / "one.jsonl", "--out", out)
     code, output = call(*other)
     assert code == 2
-    assert "holds features already; replace them (--overwrite)" in said(output)
+    assert "holds features already; replace them (--overwrite)" in output
     assert out.read_bytes() == before
     assert call(*other, "--overwrite")[0] == 0
     assert out.read_bytes() != before
@@ -106,7 +99,7 @@ def test_a_mistake_is_one_message_and_exit_code_2(call, tmp_path, monkeypatch, a
         monkeypatch.setattr(Policy, "load", staticmethod(lambda *_, **__: pytest.fail("the model was loaded")))
     code, output = call("features", *arguments, "--out", tmp_path / "f.safetensors")
     assert code == 2, output
-    assert message in said(output)
+    assert message in output
     assert "Traceback" not in output
     assert not list(tmp_path.iterdir())
 
@@ -128,5 +121,5 @@ def test_no_file_of_the_users_is_touched(call, own, monkeypatch, out, message, o
     before = {file: file.read_bytes() for file in own.rglob("*") if file.is_file()}
     code, output = call("features", *OWN, "--out", out, *overwrite)
     assert code == 2
-    assert message in said(output)
+    assert message in output
     assert {file: file.read_bytes() for file in own.rglob("*") if file.is_file()} == before

@@ -47,10 +47,6 @@ TRAIN = ("train", "--model", "model", "--prompts", "prompts.parquet", "--heldout
 TRAIN = (*TRAIN, "--reward", "stopping.py:score", *SHORT, *PILOTS)
 
 
-def said(output):
-    return " ".join(output.split())
-
-
 @pytest.fixture(autouse=True)
 def reward(own):
     (own / "stopping.py").write_text(REWARD)
@@ -64,8 +60,8 @@ def stopped(call, own, tmp_path):
     (own / "stop").touch()
     code, output = call(*TRAIN, "--out", tmp_path / "stopped")
     assert code == 143, output
-    assert "stopped by SIGTERM after batch 1; a checkpoint is in" in said(output)
-    assert "(--resume)" in said(output)
+    assert "stopped by SIGTERM after batch 1; a checkpoint is in" in output
+    assert "(--resume)" in output
     return tmp_path / "stopped"
 
 
@@ -88,7 +84,7 @@ def test_ctrl_c_and_a_terminal_that_goes_away_leave_a_run_to_resume(script, own,
     (own / "stop").write_text(signals)
     done = script(*TRAIN, "--out", tmp_path)
     assert done.returncode == code, done.stderr
-    assert message in said(done.stderr)
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
     again = script(*TRAIN, "--out", tmp_path, "--resume")
     assert again.returncode == 0, again.stderr
@@ -107,7 +103,7 @@ def test_ctrl_c_and_a_terminal_that_goes_away_leave_a_run_to_resume(script, own,
 def test_another_run_is_refused_by_name(call, stopped, changes, message):
     code, output = call(*TRAIN, *changes, "--out", stopped, "--resume")
     assert code == 2
-    assert message in said(output)
+    assert message in output
     assert json.loads((stopped / "run.json").read_text())["seed"] == 0
 
 
@@ -135,7 +131,7 @@ def other(own):
 def test_changed_prompts_are_refused_with_their_counts_and_may_be_accepted(call, stopped, other, caplog):
     code, output = call(*other, "--out", stopped, "--resume")
     assert code == 2
-    assert "run.prompts: 4 lost, 1 new, 20 kept by key (accept_data=True, or --accept-data, continues" in said(output)
+    assert "run.prompts: 4 lost, 1 new, 20 kept by key (accept_data=True, or --accept-data, continues" in output
     code, output = call(*other, "--out", stopped, "--resume", "--accept-data")
     assert code == 0, output
     assert "continuing with other data: run.prompts: 4 lost, 1 new, 20 kept by key" in caplog.text
@@ -171,8 +167,8 @@ def test_a_generator_that_is_stopped_ends_the_run_which_goes_on_later(call, own,
     train[train.index("stopping.py:score")] = "stopping.py:stops_the_generator"
     code, output = call(*train, "--generator-limit", 3, "--out", tmp_path)
     assert code == 2, output
-    assert re.search(r"process that generates \(\d+\) has given no sign of life for \d+ s, and", said(output))
-    assert "a checkpoint after batch 0 is in" in said(output)
+    assert re.search(r"process that generates \(\d+\) has given no sign of life for \d+ s, and", output)
+    assert "a checkpoint after batch 0 is in" in output
     assert multiprocessing.active_children() == []
     code, output = call(*train, "--out", tmp_path, "--resume")
     assert code == 0, output
@@ -218,8 +214,8 @@ def test_another_template_or_other_held_out_prompts_are_refused_unless_accepted(
     says = "the held-out prompts differ" if change == "heldout" else "the chat template or its arguments differ"
     code, output = call(*chats, "--out", tmp_path, "--resume")
     assert code == 2
-    assert says in said(output)
-    assert "--accept-data, continues with them" in said(output)
+    assert says in output
+    assert "--accept-data, continues with them" in output
     code, output = call(*chats, "--out", tmp_path, "--resume", "--accept-data")
     assert code == 0, output
     assert f"continuing with other data: run.{'heldout' if change == 'heldout' else 'template'}" in caplog.text

@@ -13,6 +13,11 @@ from rollalloc.runs.verl_run import costs_known, read_verl_run
 METRIC = "val-core/openai/gsm8k/acc/mean@1"
 
 
+def written(path, lines, rest=""):
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines) + rest)
+    return path
+
+
 def logged(path, accuracies, rollouts=100, seconds=10.0):
     """A validation before training and after each step; the second step writes a checkpoint, which costs nothing here."""
     lines = [{"step": 0, "data": {METRIC: accuracies[0]}}]
@@ -23,8 +28,7 @@ def logged(path, accuracies, rollouts=100, seconds=10.0):
         if step == 2:
             data |= {"timing_s/step": seconds + 50.0, "timing_s/save_checkpoint": 50.0}
         lines.append({"step": step, "data": data})
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 9, "da')
-    return path
+    return written(path, lines, rest='{"step": 9, "da')
 
 
 @pytest.fixture
@@ -115,24 +119,9 @@ def test_a_folder_without_logs_is_refused(tmp_path):
     assert "no log of verl" in str(result.exception)
 
 
-def test_a_point_has_all_metrics_and_their_mean_and_a_step_is_a_number(tmp_path):
-    other = METRIC.replace("gsm8k", "math")
-    lines = [
-        {"step": True, "data": {METRIC: 0.9, other: 0.9}},
-        {"step": 1, "data": {METRIC: 0.2}},
-        {"step": 2, "data": {METRIC: 0.2, other: float("nan")}},
-        {"step": 3, "data": {METRIC: 0.2, other: 0.4}},
-    ]
-    path = tmp_path / "run.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    curve = curve_of(path, METRIC, other)
-    assert [curve.steps, curve.accuracy] == [(3,), (pytest.approx(0.3),)]
-
-
 def test_names_that_act_on_a_terminal_and_numbers_that_are_none_are_only_shown(tmp_path):
     lines = [{"step": step, "data": {METRIC: 0.9, "rollalloc/rollouts_paid": 10**400}} for step in range(3)]
-    path = tmp_path / "a\x1b[31m\u202eb.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    written(tmp_path / "a\x1b[31m\u202eb.jsonl", lines)
     result = CliRunner().invoke(app, ["report", str(tmp_path), "--verl", METRIC, "--target", "0.5"])
     assert (result.exit_code, result.exception) == (0, None), result.output
     assert "a␛[31m⟨U+202E⟩b" in result.output
@@ -142,11 +131,6 @@ def test_names_that_act_on_a_terminal_and_numbers_that_are_none_are_only_shown(t
 def step_of(step, accuracy=None, seconds=10.0, rollouts=100):
     data = {"timing_s/step": seconds, "rollalloc/rollouts_paid": step * rollouts, "rollalloc/tokens_paid": step * 500}
     return {"step": step, "data": data | ({} if accuracy is None else {METRIC: accuracy})}
-
-
-def written(path, lines):
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
 
 
 def test_after_a_resume_the_seconds_before_it_are_not_known_and_are_not_left_out_of_a_ratio(tmp_path):
@@ -164,15 +148,3 @@ def test_after_a_resume_the_seconds_before_it_are_not_known_and_are_not_left_out
     [row] = [line.split() for line in result.output.splitlines() if "not logged" in line]
     assert row == ["resumed", "900", "1.00", "4,500", "1.00", "not", "logged"]
     assert "the log lacks steps before step 7" in " ".join(result.output.split())
-
-
-def test_steps_that_a_resume_rolled_back_are_forgotten_with_their_validations(tmp_path):
-    """A log put together of two: the run reached .9 after step 5, was resumed from step 3, and did not reach it again."""
-    first = [step_of(step, 0.9 if step >= 4 else 0.1, seconds=20.0) for step in range(1, 6)]
-    again = [{"step": 3, "data": {METRIC: 0.1}}, *(step_of(step, 0.2) for step in range(4, 8))]
-    run = read_verl_run(written(tmp_path / "run.jsonl", [*first, *again]), [METRIC])
-    assert run.curve.accuracy == (0.1, 0.1, 0.1, 0.2, 0.2, 0.2, 0.2)  # the second validation of step 3 counts
-    cost = cost_to_target(costs_known(run), 0.9)
-    assert cost.censored
-    assert (cost.paid["rollouts"], cost.paid["seconds"]) == (700, 3 * 20 + 4 * 10)
-    assert run.note.endswith("2 steps were rolled back by a resume and are left out")

@@ -99,25 +99,22 @@ def test_the_report_draws_what_is_there(tmp_path):
     assert GSM8K in page
 
 
-def test_a_line_that_is_being_written_is_left_out(tmp_path):
-    run = read_run(verl(tmp_path / "grpo.jsonl", STOCK[:3], rest=json.dumps(STOCK[3])[:50]))
-    assert (run.paid, run.problem) == (2, None)
-
-
 def test_a_resumed_log_says_what_it_lacks_and_forgets_what_was_rolled_back(tmp_path):
     anew = [{"step": 2, "data": {GSM8K: 0.2}}, *STOCK[3:]]
     run = read_run(verl(tmp_path / "anew.jsonl", anew))
     assert (run.curve.rollouts, run.last["seconds"]) == ((2, 4), 20)
     assert "the log lacks steps before step 3" in caveats([run])[0]
-    both = read_run(verl(tmp_path / "both.jsonl", [*STOCK, *anew, *[step_of(5)]]))
+    first = [BEFORE, *(step_of(step, accuracy=0.9) for step in (1, 2, 3, 4))]
+    both = read_run(verl(tmp_path / "both.jsonl", [*first, *anew, step_of(5)]))
     assert ([line["version"] for line in both.batches], both.last["tokens_paid"]) == ([1, 2, 3, 4, 5], 5000)
-    assert both.curve.rollouts == (0, 2, 4)
+    assert (both.last["seconds"], both.curve.rollouts) == (50, (0, 1, 2, 4))
+    assert both.curve.accuracy == (0.125, 0.9, 0.2, 0.25)
     assert "2 steps were rolled back by a resume" in caveats([both])[0]
 
 
 def test_accuracy_is_the_mean_over_data_sources_where_all_were_validated(tmp_path):
-    values = [{GSM8K: 0.5, MATH: 0.25}, {GSM8K: 0.5}, {GSM8K: 0.5, MATH: None}]
-    lines = [step_of(step) for step in (1, 2, 3)]
+    values = [{GSM8K: 0.5, MATH: 0.25}, {GSM8K: 0.5}, {GSM8K: 0.5, MATH: None}, {GSM8K: 0.5, MATH: float("nan")}]
+    lines = [step_of(step) for step in (1, 2, 3, 4)]
     for line, value in zip(lines, values, strict=True):
         line["data"] |= value
     run = read_run(verl(tmp_path / "grpo.jsonl", lines))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pyarrow
 import pyarrow.parquet
@@ -11,33 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from curriculum_file import logged
 from rollalloc.core.seeds import rng
 from rollalloc.data.prompts import load_prompts
 from rollalloc.lab.advise.curriculum import check_export, curriculum_of, weights_of, write_curriculum
 from rollalloc.lab.advise.rates import fit_rates
-from rollalloc.lab.waste.readers import read_log
 from rollalloc.recipes.foresight import Foresight
 
 MIXES = ("variance", "uniform", "gaussian:0.5,0.15", "foresight")
 ROW = {"key": "mine/1", "rate": 0.5, "weight": 1.0}
-
-
-def logged(path, hits, n=8, tokens=10):
-    """A log of ours with these numbers of right rollouts of n."""
-    rows = [
-        {
-            "rollout": group * n + at,
-            "group": group,
-            "key": f"mine/{group:03}",
-            "version": 0,
-            "metric": float(at < right),
-        }
-        | ({} if tokens is None else {"tokens": tokens + group})
-        for group, right in enumerate(hits)
-        for at in range(n)
-    ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return read_log(path).groups
 
 
 def fitted(hits, n=8):

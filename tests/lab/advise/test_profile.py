@@ -106,23 +106,18 @@ def test_too_few_says_of_what(log, said):
     assert said in found.too_few
 
 
-def visits(prompts, n, of_each, *, kept=1.0, seed=0):
-    """Visits of prompts with rates of their own; of groups without variance a share is kept. Rewards, and their prompts."""
-    random = np.random.default_rng(seed)
-    rates, rows = random.random(prompts), []
-    for _ in range(of_each):
-        for prompt, row in enumerate((random.random((prompts, n)) < rates[:, None]).astype(float)):
-            if row.std() or random.random() < kept:
-                rows.append((prompt, row))
-    return [row for _, row in rows], [prompt for prompt, _ in rows]
-
-
 @pytest.mark.parametrize(("kept", "filtered"), [(1.0, False), (0.5, True), (0.0, True)])
 def test_a_log_of_which_some_groups_without_variance_were_filtered_is_said_to_be(kept, filtered):
-    """800 prompts, two visits of 4 each: found in 20 of 20 logs with half of them missing, in none with all there."""
+    """800 prompts, two visits of 4 rollouts each; of the groups without variance, this share is kept.
+
+    Found in 20 of 20 logs with half of these groups missing, in none with all there.
+    """
     for seed in range(3):
-        rewards, prompts = visits(800, 4, 2, kept=kept, seed=seed)
-        assert ("the log was filtered" in profiled(rewards, prompts=prompts).too_few) == filtered
+        random = np.random.default_rng(seed)
+        rewards = drawn(seed=seed, rates=np.tile(random.random(800), 2))
+        stay = (rewards.std(axis=1) > 0) | (random.random(1600) < kept)
+        found = profiled(rewards[stay], prompts=np.tile(range(800), 2)[stay])
+        assert ("the log was filtered" in found.too_few) == filtered
 
 
 def test_a_method_that_adds_rollouts_to_groups_that_are_alike_does_not_make_its_log_look_filtered():

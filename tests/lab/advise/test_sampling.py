@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from stand_in_server import logged
 
 from rollalloc.core.errors import NoScores
 from rollalloc.data.feature_file import read_features
@@ -53,10 +54,6 @@ def rewarded(run_of, tmp_path_factory):
         return replace(run, reward=f"{file}:{name}", **changes)
 
     return made
-
-
-def logged(folder):
-    return [json.loads(line) for line in (folder / "rollouts.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@
 import os
 import re
 import signal
-import sys
 import threading
 import time
 from pathlib import Path
@@ -15,8 +14,6 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("openai", reason="needs pip install 'rollalloc[served]'")
-sys.path.insert(0, str(Path(__file__).parent))
-
 from stand_in_server import MODEL, answered, completion, logged
 
 
@@ -102,35 +99,6 @@ def test_a_request_that_fails_now_and_then_is_sent_again(advise, server, failure
     assert len(server.requests) > 24
 
 
-@pytest.mark.parametrize(
-    ("failure", "message"),
-    [
-        (
-            (429, {"error": "slow down"}),
-            "refused a request 2 times: too many requests (429: slow down); lower --concurrency",
-        ),
-        ((503, {"error": "loading"}), "failed 2 times (503: loading); see the server's log"),
-        ((404, {"error": "no such thing"}), "--endpoint usually ends in /v1"),
-        ((400, {"error": "maximum context length is 4"}), "refuses a prompt: 400: maximum context length is 4"),
-        (None, "no server answers at"),
-        ((200, '{"cho'), "does not speak the OpenAI protocol"),
-        ((200, completion("yes", model="another")), "answered with 'another'; give --served-model another"),
-    ],
-)
-def test_a_failure_that_stays_is_a_sentence_and_nothing_paid_for_is_lost(advise, server, failure, message):
-    server.replies = lambda number, body: failure if number >= 20 else answered(number, body)
-    server.models = None  # a name that is not listed must be that of the answers
-    code, _, said = advise(concurrency=2, retries=1)
-    assert code == 2
-    assert message in said
-    assert "20 answers are kept in profile: the same command continues with them" in said
-    asked = len(server.requests)
-    server.replies = answered
-    assert advise(concurrency=2, retries=1)[0] == 0
-    assert len(server.requests) - asked == 76
-    assert len(logged()) == 96
-
-
 def test_requests_under_way_when_another_fails_are_waited_for_and_kept(advise, server):
     begun = threading.Event()
 
@@ -197,6 +165,8 @@ def test_ctrl_c_after_the_last_answer_leaves_as_well(advise, monkeypatch):
         ((200, {"hello": 1}), "does not speak the OpenAI protocol"),
         ((401, {"error": "key"}), "OPENAI_API_KEY is not set"),
         ((500, {"error": "oops"}), "failed 1 times (500: oops)"),
+        *(((200, {"data": data}), "does not speak") for data in ([None], "models", 3)),
+        *(((200, {"data": data}), "not 'org/tiny'") for data in ([{"id": None}], [{"name": "x"}])),
     ],
 )
 def test_a_server_of_another_kind_is_refused_before_anything_is_asked(advise, server, listing, message):

@@ -8,33 +8,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from logged import Group, columns
+from test_profile import drawn, profiled
 
 from rollalloc.lab.advise import verdict as rule
-from rollalloc.lab.advise.profile import SIZES, Profile, profile_of
+from rollalloc.lab.advise.profile import SIZES, Profile
 from rollalloc.lab.advise.verdict import Choice, present_of, verdict_of
-from rollalloc.lab.waste.groups import Log
 from rollalloc.lab.waste.shares import Share
 
 DOCS = Path(__file__).parents[3] / "docs"
 GRPO = Choice("grpo", 16, 4)
 
 
-def drawn(prompts=200, n=4, rates=None):
-    random = np.random.default_rng(0)
-    rates = random.random(prompts) if rates is None else rates
-    return (random.random((len(rates), n)) < np.asarray(rates)[:, None]).astype(float)
-
-
-def profiled(rewards=None) -> Profile:
-    rewards = drawn() if rewards is None else rewards
-    log = Log("verl", columns(Group(f"p{at}", None, list(row)) for at, row in enumerate(rewards)))
-    return profile_of(log, resamples=30)
-
-
 def like(auc=0.7, alike=0.5, differ=0.0, profile=None) -> Profile:
     """A profile with these figures: AUC, share of groups of 4 without variance, right answers that differ."""
-    profile = profile or profiled()
+    profile = profile or profiled(drawn())
     told = Share(auc, None)
     predicted = replace(profile.predictability.record, auc=told)
     return replace(

@@ -1,34 +1,16 @@
 """`rollalloc report`."""
 
-import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 from typer.testing import CliRunner
 
 from rollalloc.cli.app import app
 
 
-def write_run(folder: Path, *, ended: bool) -> Path:
-    """A run that paid 10 rollouts."""
-    folder.mkdir(parents=True)
-    spent = {
-        "rollouts_paid": 10,
-        "tokens_paid": 50,
-        "seconds": 1.0,
-        "accounts": {"trained": 4, "open": 6},
-        "unscored": {},
-    }
-    lines = [{"kind": "batch", **spent}] + ([{"kind": "end", "why": "budget: spent", **spent}] if ended else [])
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (folder / "run.json").write_text(json.dumps({"recipe": "grpo", "seed": 3, "max_rollouts": 100}))
-    return folder
-
-
-def test_report_of_a_damaged_run_says_so_and_fails_although_it_wrote_the_page(rollalloc, undrawn, tmp_path):
-    run = write_run(tmp_path / "run", ended=True)
+def test_report_of_a_damaged_run_says_so_and_fails_although_it_wrote_the_page(rollalloc, undrawn, write_run):
+    run = write_run(batches=1, evaluated=False)
     with (run / "metrics.jsonl").open("a") as file:
         file.write("\x1b]0;owned\n")
     code, *said = rollalloc("report", run)
@@ -53,10 +35,19 @@ def test_what_is_no_folder_is_refused(tmp_path):
         assert f"{why}; give a folder" in given.output
 
 
-def test_a_report_needs_no_pytorch(tmp_path):
+def test_a_page_is_written_over_nothing_of_the_users(rollalloc, undrawn, write_run, tmp_path):
+    run, page = write_run(), tmp_path / "page.html"
+    page.write_text("mine")
+    for out, why in ((page, "holds page.html, which was not written by rollalloc"), ("", "--out"), (tmp_path, "--out")):
+        code, _, said = rollalloc("report", run, "--out", out)
+        assert (code, why in " ".join(said.split())) == (2, True), said
+    assert page.read_text() == "mine"
+
+
+def test_a_report_needs_no_pytorch(write_run, tmp_path):
     """PyTorch takes seconds to import."""
     for seed in (0, 1):
-        write_run(tmp_path / f"grpo-{seed}", ended=True)
+        write_run(seed=seed)
     script = (
         "import sys; from pathlib import Path; from rollalloc.lab.report.page import write_page;"
         "write_page(Path(sys.argv[1]));"
