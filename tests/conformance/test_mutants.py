@@ -23,13 +23,7 @@ from rollalloc.core.group import GroupView
 from rollalloc.core.recipe import Budget, Replay
 from rollalloc.core.rule import Act, AdvantageRule, IntakeRule, JudgeTraits, Rule, Verdict
 from rollalloc.recipes.cgrpo import FirstSuccesses, Resolved, first_success
-from rollalloc.recipes.darts import (
-    Priced,
-    Redundant,
-    SampledTail,
-    ShortestAndLongest,
-    longest_rows,
-)
+from rollalloc.recipes.darts import Priced, Redundant, SampledTail, ShortestAndLongest, longest_rows
 from rollalloc.recipes.foresight import Foresight
 from rollalloc.recipes.greso import Estimated, Selective
 from rollalloc.recipes.knapsack import Knapsack, LastVisit
@@ -107,17 +101,6 @@ class CancelsWhatEnded(Allocator):
     def ask(self, capacity=None):
         actions = super().ask(capacity)
         return bent(actions, cancel=(*actions.cancel, *getattr(self, "ended", ())))
-
-
-class YoungRows(Allocator):
-    """Rows carry the version of their batch, whatever they were sampled from."""
-
-    def ask(self, capacity=None):
-        actions = super().ask(capacity)
-        if actions.batch is None:
-            return actions
-        rows = tuple(bent(row, version=actions.batch.version) for row in actions.batch.rows)
-        return bent(actions, batch=bent(actions.batch, rows=rows))
 
 
 def forget_in_flight(allocator, groups):
@@ -302,6 +285,14 @@ def releases_early(told):
     return bent(told, release=told.release + tuple(row.rollout for row in (told.batch.rows if told.batch else ())))
 
 
+def rows_of_now(told):
+    """Rows carry the version of their batch, whatever they were sampled from."""
+    if told.batch is None:
+        return told
+    rows = tuple(row._replace(version=told.batch.version) for row in told.batch.rows)
+    return bent(told, batch=bent(told.batch, rows=rows))
+
+
 def orders_at_random(told):
     order = np.random.default_rng().permutation(len(told.generate))
     return bent(told, generate=tuple(told.generate[at] for at in order))
@@ -313,7 +304,6 @@ ALLOCATORS = [
     # What may not be replayed and is kept for it is not released, which is seen first.
     (5, "foresight", bending(replay=replace(REPLAY, times=9, max_staleness=9))),
     (12, "foresight", bending(replay=replace(REPLAY, rows=99))),
-    (5, "replay_all", bending(replay=replace(ALL_REPLAY, times=2))),
     (5, "grpo", bending(replay=Replay(rows=2, times=1, max_staleness=2))),
     (12, "replay_all", frees_in_time(replay=replace(ALL_REPLAY, times=2))),
     (12, "replay_all", frees_in_time(replay=replace(ALL_REPLAY, times=9, max_staleness=9))),
@@ -339,7 +329,7 @@ ALLOCATORS = [
     (2, "grpo", batching("TrainsTwice", lambda rows: (*rows, rows[0]))),
     (2, "grpo", batching("LosesAGroup", lambda rows: (row for row in rows if row.group != rows[0].group))),
     (2, "dapo_max_candidates", asking("SaysFull", says_full)),
-    (2, "pilot_commit", YoungRows),
+    (2, "pilot_commit", asking("YoungRows", rows_of_now)),
     (8, "pilot_commit_one_step_old", bending(max_staleness=9)),
     (2, "dapo_carry", bending(max_staleness=9)),
     (2, "offered_pilot_commit", DropsAtAnOfferedEpoch),
@@ -409,6 +399,11 @@ def lying(rule, does, method="__call__"):
     return type(f"Lying{rule.__name__}", (rule,), {method: does, "__module__": __name__})
 
 
+def altering(rule, change, method="__call__"):
+    """The class of this rule, one of whose methods gives something else than it made; what it promises stays."""
+    return lying(rule, lambda self, *given: change(getattr(rule, method)(self, *given)), method)
+
+
 @dataclass(frozen=True)
 class Impatient(judges.Complete):
     @property
@@ -432,7 +427,6 @@ LetsAllThrough = lying(
 AnyVariance = lying(Varied, lambda self, group, view: Varied(1e-6, 1e-6)(group, view))
 FirstKappaForEver = lying(Varied, lambda self, group, view: Varied(self.kappa_first, self.kappa_first)(group, view))
 AnySuccess = lying(Resolved, lambda self, group, view: Resolved(self.delta)(group, view._replace(memory={})))
-NeedsNoSuccess = lying(Resolved, lambda self, group, view: None if group.unfinished else Verdict(Act.TRAIN))
 OneOfEach = lying(Collected, lambda self, group, view: Collected()(group, view._replace(rows=2)))
 OpenBand = lying(Band, lambda self, group, view: None if group.unfinished else Verdict(Act.NEXT))
 Overfull = lying(intake.Fill, lambda self, view, memory: intake.Fill.__call__(self, view, memory) + (view.need > 0))
@@ -460,18 +454,13 @@ OneMore = lying(sizes.Fixed, lambda self, groups, view, memory: [self.n + (group
 NoRedundancy = lying(Redundant, lambda self, groups, view, memory: [view.rows] * len(groups))
 
 
-@dataclass(frozen=True)
-class EvenRedundancy(Redundant):
-    def __call__(self, groups, view, memory):
-        total = sum(super().__call__(groups, view, memory))
-        return [total // len(groups) + (g < total % len(groups)) for g in range(len(groups))]
+EvenRedundancy = altering(
+    Redundant, lambda made: [sum(made) // len(made) + (g < sum(made) % len(made)) for g in range(len(made))]
+)
 
 
 # More rollouts than there may be.
-PaysNoHeed = lying(
-    Priced,
-    lambda self, groups, view, memory: [size + view.rows for size in Priced.__call__(self, groups, view, memory)],
-)
+PaysNoHeed = altering(Priced, lambda made: [size + 4 for size in made])
 
 
 @dataclass(frozen=True)
@@ -487,11 +476,7 @@ class PricedUpsideDown(Priced):
 Uniform = lying(Knapsack, lambda self, groups, view, memory: [self.mean_n] * len(groups))
 
 
-@dataclass(frozen=True)
-class Overspends(Knapsack):
-    def __call__(self, groups, view, memory):
-        made = super().__call__(groups, view, memory)
-        return [made[0] + 1, *made[1:]]
+Overspends = altering(Knapsack, lambda made: [made[0] + 1, *made[1:]])
 
 
 NeverStops = lying(SampledTail, lambda self, group, view, rng: ())
@@ -545,18 +530,10 @@ LowestVariance = lying(
 )
 
 
-@dataclass(frozen=True)
-class AllButOne(rows.Everything):
-    def __call__(self, group, view, rng):
-        chosen, weights = super().__call__(group, view, rng)
-        return chosen[: max(1, len(chosen) - 1)], weights[: max(1, len(chosen) - 1)]
+AllButOne = altering(rows.Everything, lambda made: tuple(each[: max(1, len(each) - 1)] for each in made))
 
 
-@dataclass(frozen=True)
-class HalfWeight(rows.Everything):
-    def __call__(self, group, view, rng):
-        chosen, weights = super().__call__(group, view, rng)
-        return chosen, weights / 2
+HalfWeight = altering(rows.Everything, lambda made: (made[0], made[1] / 2))
 
 
 @dataclass(frozen=True)
@@ -607,16 +584,10 @@ class KeepsTruncated(ShortestAndLongest):
         return chosen, np.ones(chosen.size)
 
 
-@dataclass(frozen=True)
-class UnitTail(ShortestAndLongest):
-    def __call__(self, group, view, rng):
-        chosen, weights = super().__call__(group, view, rng)
-        return chosen, np.ones(weights.size)
+UnitTail = altering(ShortestAndLongest, lambda made: (made[0], np.ones(made[1].size)))
 
 
-Flipped = lying(
-    advantages.OverGroup, lambda self, group, chosen_M: -advantages.OverGroup.__call__(self, group, chosen_M)
-)
+Flipped = altering(advantages.OverGroup, lambda made: -made)
 # Statistics before the choice, where they are promised of what was chosen.
 GroupForChosen = lying(advantages.OverChosen, lambda self, group, chosen_M: self.kernel(group.rewards_G)[chosen_M])
 NotScaled = lying(advantages.GRPO, lambda self, rewards_G: advantages.dr_grpo(rewards_G))
@@ -640,13 +611,7 @@ class HiddenMemory(prompts.Shuffled):
 SearchesAll = lying(
     prompts.Shuffled, lambda self, memory, k, free_N, view, rng: np.flatnonzero(free_N)[:k].tolist(), "pick"
 )
-OwnOrder = lying(
-    prompts.AsOffered,
-    lambda self, memory, k, free_N, view, rng: sorted(
-        prompts.AsOffered.pick(self, memory, k, free_N, view, rng), reverse=True
-    ),
-    "pick",
-)
+OwnOrder = altering(prompts.AsOffered, lambda picked: sorted(picked, reverse=True), "pick")
 
 
 @dataclass(frozen=True)
@@ -682,11 +647,7 @@ LooksAtAll = lying(
 )
 
 
-@dataclass(frozen=True)
-class NoBank(Banked):
-    @staticmethod
-    def _best(memory, count, free_N):
-        return []
+NoBank = lying(Banked, staticmethod(lambda memory, count, free_N: []), "_best")
 
 
 @dataclass(frozen=True)
@@ -713,38 +674,25 @@ class TwoPassesAnEpoch(Selective):
         return super().pick(memory, k, free_N, view, rng)
 
 
-@dataclass(frozen=True)
-class OwnBaselines(RunningMean):
-    """A baseline for each prompt, where one for all is promised."""
-
-    def pick(self, memory, k, free_N, view, rng):
-        picked = super().pick(memory, k, free_N, view, rng)
-        return [each._replace(baseline=each.baseline and each.baseline + 1e-3 * each.prompt) for each in picked]
-
-
-ExpectsAlways = lying(
-    LastVisit,
-    lambda self, memory, k, free_N, view, rng: [
-        each._replace(predicted=each.predicted or 0.25) for each in LastVisit.pick(self, memory, k, free_N, view, rng)
-    ],
+# A baseline for each prompt, where one for all is promised.
+OwnBaselines = altering(
+    RunningMean,
+    lambda picked: [each._replace(baseline=each.baseline and each.baseline + 1e-3 * each.prompt) for each in picked],
     "pick",
 )
 
 
-@dataclass(frozen=True)
-class ExpectsHalf(Tracker):
-    def pick(self, memory, k, free_N, view, rng):
-        picked = super().pick(memory, k, free_N, view, rng)
-        return [each._replace(predicted=0.5, baseline=0.5) for each in picked]
+ExpectsAlways = altering(
+    LastVisit, lambda picked: [each._replace(predicted=each.predicted or 0.25) for each in picked], "pick"
+)
+
+
+ExpectsHalf = altering(Tracker, lambda picked: [each._replace(predicted=0.5, baseline=0.5) for each in picked], "pick")
 
 
 # The reward is taken for the metric.
-ExpectsTheMetric = lying(
-    Foresight,
-    lambda self, memory, k, free_N, view, rng: [
-        each._replace(baseline=each.predicted) for each in Foresight.pick(self, memory, k, free_N, view, rng)
-    ],
-    "pick",
+ExpectsTheMetric = altering(
+    Foresight, lambda picked: [each._replace(baseline=each.predicted) for each in picked], "pick"
 )
 DrawsTheEasy = lying(Foresight, lambda self, belief_K: Foresight.chances(self, 1 - belief_K), "chances")
 
@@ -782,18 +730,15 @@ AgainstItself = lying(
 )
 
 
-@dataclass(frozen=True)
-class MeanWithItself(advantages.BatchMean):
-    def __call__(self, made, groups, chosen, view):
-        mean = np.concatenate(made).mean()
-        return [each - mean for each in made]
+MeanWithItself = lying(
+    advantages.BatchMean, lambda self, made, *more: [each - np.concatenate(made).mean() for each in made]
+)
 
 
-@dataclass(frozen=True)
-class ScaledOnly(advantages.BatchNormalised):
-    def __call__(self, made, groups, chosen, view):
-        std = np.concatenate(made).std()
-        return [each / (std + self.eps) for each in made]
+ScaledOnly = lying(
+    advantages.BatchNormalised,
+    lambda self, made, *more: [each / (np.concatenate(made).std() + self.eps) for each in made],
+)
 
 
 @dataclass(frozen=True)
@@ -830,7 +775,6 @@ RULES = [
     (9, "Banked", other("vcrl", prompts=NoBank())),
     (9, "Banked", other("vcrl", prompts=LowestFirst())),
     (9, "Resolved", staged("cgrpo", 1, judge=AnySuccess(0.5))),
-    (9, "Resolved", staged("cgrpo", 0, judge=NeedsNoSuccess())),
     (9, "FirstSuccesses", other("cgrpo", prompts=misled(FirstSuccesses(9), "observe"))),
     (9, "FirstSuccesses", other("cgrpo", prompts=KeepsAllPlaces(9))),
     (9, "Collected", staged("reinforce_ada", 0, judge=OneOfEach())),
@@ -857,7 +801,6 @@ RULES = [
     (9, "SampledTail", staged("darts_sampled", stop=StopsAll(1))),
     (9, "SampledTail", staged("darts_longest_by_size", stop=StopsBySizeOfNone(2, True))),
     (9, "Oldest", staged("pilot_commit_oldest", 0, promote=Newest())),
-    (9, "Oldest", staged("dapo_carry", promote=Newest())),
     (9, "RandomOrder", staged("pilot_commit_random", 0, promote=HalfOfThem())),
     (9, "RandomOrder", staged("pilot_commit_random", 0, promote=FavoursHits())),
     (9, "TopVariance", staged("pilot_commit", 0, promote=Starves())),
