@@ -122,12 +122,6 @@ def test_a_file_in_verls_schema_may_have_its_own_column_of_answers(run, solution
     assert made == Converted(prompts=1 + prompts, unanswered=1 - prompts)
 
 
-def test_a_last_message_of_the_assistant_may_be_the_answer_and_is_refused(run):
-    rows = [{"q": [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "Let me think."}], "a": "2"}]
-    with pytest.raises(ValueError, match=r"must end with a question.*give --prefill"):
-        run(rows, "q", "a")
-
-
 def test_a_table_of_text_is_converted(tmp_path):
     (tmp_path / "mine.csv").write_text("q,a\n1+1?,007\n2+2?,\n")
     made = convert(tmp_path / "mine.csv", tmp_path / "out.jsonl", question="q", answer="a")

@@ -14,32 +14,7 @@ NO_SYSTEM = (
     "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
     "{% for message in messages %}<{{ message['role'] }}>{{ message['content'] | trim }}{% endfor %}"
 )
-SPECIAL = ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "<think>", "</think>", "<answer>", "</answer>"]
 USER = {"role": "user", "content": "hi"}
-
-
-@pytest.fixture(scope="module")
-def tokenizer_of():
-    """(chat template, bos, eos) → a tokenizer with one token a character; it adds BOS in front and EOS behind if told."""
-    tokenizers = pytest.importorskip("tokenizers")
-    transformers = pytest.importorskip("transformers")
-
-    def made(chat_template=None, *, bos=False, eos=False):
-        vocabulary = {text: number for number, text in enumerate([*SPECIAL, *map(chr, range(128))])}
-        characters = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="?"))
-        characters.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
-        characters.decoder = tokenizers.decoders.Fuse()
-        characters.add_special_tokens(SPECIAL)
-        characters.post_processor = tokenizers.processors.TemplateProcessing(
-            single=f"{'<s> ' if bos else ''}$A{' </s>' if eos else ''}", special_tokens=[("<s>", 0), ("</s>", 1)]
-        )
-        tokenizer = transformers.PreTrainedTokenizerFast(
-            tokenizer_object=characters, bos_token="<s>", eos_token="</s>", extra_special_tokens=SPECIAL[2:]
-        )
-        tokenizer.chat_template = chat_template
-        return tokenizer
-
-    return made
 
 
 def written(tokenizer, prompt, **options):

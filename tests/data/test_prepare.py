@@ -6,9 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from rollalloc.cli.app import app
 from rollalloc.data._files import read_rows, write_rows
 from rollalloc.data.prepare import prepare
 from rollalloc.data.prompts import load_prompts
@@ -297,21 +295,19 @@ def test_what_cannot_be_prepared_is_said(name: str, rows: list[dict[str, Any]], 
         prepare([name], tmp_path / "out", local=tmp_path)
 
 
-def test_the_command_says_what_was_written(local: Path, tmp_path: Path) -> None:
+def test_the_command_says_what_was_written(local: Path, tmp_path: Path, rollalloc: Any) -> None:
     out = tmp_path / "out"
-    result = CliRunner().invoke(
-        app, ["data", "prepare", "gsm8k", "math500", "--out", str(out), "--from-local", str(local)]
-    )
-    assert result.exit_code == 0, result.output
-    assert "gsm8k_train.parquet" in result.output
+    code, _, said = rollalloc("data", "prepare", "gsm8k", "math500", "--out", out, "--from-local", local)
+    assert code == 0
+    assert "gsm8k_train.parquet" in said
     assert {path.stem for path in out.glob("*.parquet")} == {"gsm8k_train", "gsm8k_test", "math500"}
 
 
-def test_prompts_without_system_messages_for_models_that_refuse_them(local: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
+def test_prompts_without_system_messages_for_models_that_refuse_them(
+    local: Path, tmp_path: Path, rollalloc: Any
+) -> None:
+    command = ("data", "prepare", "math500", "--out", tmp_path, "--from-local", local, "--overwrite")
     for options, roles in (([], ["system", "user"]), (["--no-system"], ["user"]), ([], ["system", "user"])):
-        command = ["data", "prepare", "math500", "--out", str(out), "--from-local", str(local), "--overwrite", *options]
-        result = CliRunner().invoke(app, command)
-        assert result.exit_code == 0, result.output
-        (prompt,) = load_prompts(out / "math500.parquet").prompts
+        assert rollalloc(*command, *options)[0] == 0
+        (prompt,) = load_prompts(tmp_path / "math500.parquet").prompts
         assert [message["role"] for message in prompt] == roles
