@@ -267,15 +267,11 @@ def test_rollouts_and_evaluations_are_sampled_by_the_copy(run_of, monkeypatch, d
     assert {parameter.dtype for parameter in trainer.policy.model.parameters()} == {torch.float32}
 
 
-def first_batch(trainer):
+def first_examples(trainer):
     while (actions := trainer.allocator.ask()).batch is None:
         trainer.engine.submit(actions.generate)
         tell(trainer.allocator, trainer.engine.poll())
-    return actions.batch
-
-
-def first_examples(trainer):
-    examples = trainer.updater._examples(first_batch(trainer), trainer.engine.generations)
+    examples = trainer.updater._examples(actions.batch, trainer.engine.generations)
     trainer.updater._judge(examples)
     return examples
 

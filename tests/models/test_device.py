@@ -3,8 +3,6 @@
 The device is `gpu_stand_in`, a stand-in for a GPU; what a kernel of a GPU rounds otherwise it does not show.
 """
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -26,6 +24,7 @@ from rollalloc.train.config import Config
 from rollalloc.train.evaluation import HeldOut
 from rollalloc.train.objective import Loss
 from rollalloc.train.update import Updater
+from tiny_policy import lines_of
 
 try:
     register()
@@ -212,14 +211,13 @@ RUNS = {
 
 def decided(folder):
     """The metrics, without what depends on a clock, and the digest of those that do."""
-    read = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [
         {
             key: pytest.approx(value, abs=1e-4) if isinstance(value, float) else value
             for key, value in line.items()
             if "seconds" not in key and key not in ("breadth", "streaming")
         }
-        for line in read
+        for line in lines_of(folder)
     ]
 
 

@@ -22,21 +22,25 @@ PROMPTS = [[5, 3], [7], [2, 4, 6, 8, 9], [11, 2, 3]]
 COMPLETIONS = [[4, EOS], [9, 9, 3, EOS], [EOS], [2, 3, 4]]
 
 
-@pytest.fixture
-def model() -> Qwen2ForCausalLM:
+def qwen2(**more) -> Qwen2ForCausalLM:
+    settings = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+        "initializer_range": 0.5,
+    }
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
-        config = Qwen2Config(
-            vocab_size=VOCABULARY,
-            hidden_size=16,
-            intermediate_size=32,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=2,
-            max_position_embeddings=64,
-            initializer_range=0.5,
-        )
-        return Qwen2ForCausalLM(config)
+        return Qwen2ForCausalLM(Qwen2Config(**settings | more))
+
+
+@pytest.fixture
+def model() -> Qwen2ForCausalLM:
+    return qwen2()
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -153,13 +157,7 @@ def test_where_the_length_of_what_is_read_turns_the_positions_nothing_is_shared(
     rope = {"rope_type": kind, "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 21}
     if kind == "longrope":
         rope |= {"short_factor": [1.0] * 4, "long_factor": [3.0] * 4}
-    config = Qwen2Config(
-        vocab_size=VOCABULARY, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=2, max_position_embeddings=21, initializer_range=0.5, rope_parameters=rope,
-    )  # fmt: skip
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(3)
-        model = Qwen2ForCausalLM(config).eval()
+    model = qwen2(max_position_embeddings=21, rope_parameters=rope).eval()
     made_BT, _, _ = judged(model, [HEADER + rest for rest in PROMPTS])
     for row, rest in enumerate(PROMPTS):
         completion = COMPLETIONS[row]

@@ -43,10 +43,6 @@ def obey(data_source, solution_str, ground_truth, extra_info):
         time.sleep(3600)
     if solution_str == "spin":
         9**9**9**9
-    if solution_str == "leave a child and hang":
-        with open(ground_truth, "w") as file:
-            file.write(str(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"]).pid))
-        time.sleep(3600)
     if solution_str == "exit":
         os._exit(7)
     if solution_str == "sys.exit":

@@ -105,7 +105,7 @@ def expected(sample):
     return Scored(number, 1.0 if sample.completion == "relative" else number)
 
 
-def check_others(functions, kinds, workers):
+def check_others(functions, kinds):
     """Scores each kind among ordinary samples of all sorts, which have to come out right; the outcome by kind."""
     samples = []
     for kind in kinds:
@@ -113,7 +113,7 @@ def check_others(functions, kinds, workers):
             Sample("ordinary", name, str(len(samples) + i / 8), {}) for i, name in enumerate(functions["ORDINARY"])
         ]
         samples.insert(-5, Sample("hostile", kind, "", {}))
-    with WorkerScorer(FUNCTIONS, workers=workers, limit_s=5.0, memory_gb=0.5) as scorer:
+    with WorkerScorer(FUNCTIONS, workers=2, limit_s=5.0, memory_gb=0.5) as scorer:
         outcomes = list(zip(samples, scorer.score(samples), strict=True))
     assert [
         (sample, outcome) for sample, outcome in outcomes if sample.ground_truth and outcome != expected(sample)
@@ -121,9 +121,8 @@ def check_others(functions, kinds, workers):
     return {sample.completion: outcome for sample, outcome in outcomes if not sample.ground_truth}
 
 
-@pytest.mark.parametrize("workers", [2])
-def test_what_a_sample_does_to_its_process_costs_the_others_nothing(functions, workers):
-    for kind, outcome in check_others(functions, FATES, workers).items():
+def test_what_a_sample_does_to_its_process_costs_the_others_nothing(functions):
+    for kind, outcome in check_others(functions, FATES).items():
         fate = FATES[kind]
         if fate is not None:
             assert outcome == (Unscored(fate) if isinstance(fate, str) else Scored(fate, fate)), kind
@@ -132,4 +131,4 @@ def test_what_a_sample_does_to_its_process_costs_the_others_nothing(functions, w
 @pytest.mark.slow
 def test_no_hostile_function_costs_the_others_anything(functions):
     assert len(functions["HOSTILE"]) >= 60
-    check_others(functions, [kind for kind in functions["HOSTILE"] if kind not in functions["OVERDUE"]], workers=2)
+    check_others(functions, [kind for kind in functions["HOSTILE"] if kind not in functions["OVERDUE"]])
