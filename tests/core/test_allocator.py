@@ -144,14 +144,6 @@ def test_pilot_commit_by_hand(drive):
     assert fates == ["out_of_band/solved", "out_of_band/too_hard", "surplus", "trained"]
 
 
-def test_pods_trains_on_m_and_accounts_for_the_rest(drive):
-    driver = drive(recipes.pods(1, 4, 2), prompts=2, default=(1.0, 0.0, 0.0, 0.0))
-    batch = driver.until_batch().batch
-    assert [round(row.advantage, 3) for row in batch.rows] == [0.707, -0.707]  # mean and std of the two kept
-    assert len(driver.log[-1].release) == 2  # what is not trained on may be freed at once
-    assert nonzero(driver.allocator.accounts()) == {"trained": 2, "unselected": 2}
-
-
 # --------------------------------------------------------------------------------------------------------------- laws
 
 
@@ -258,15 +250,6 @@ def test_law_7_what_was_decided_and_not_handed_out_is_spent_too(drive):
     assert driver.allocator.paid == 20
 
 
-def test_law_7_the_last_batch_under_a_budget_is_short_and_says_so(drive):
-    driver = drive(replace(recipes.grpo(2, 4), budget=Budget(run_rollouts=12)), prompts=20)
-    assert driver.until_batch().batch.short_because is None
-    driver.update()
-    batch = driver.until_batch().batch
-    assert len(batch.rows) == 4
-    assert batch.short_because.startswith("the budget of ")
-
-
 def test_law_7_a_spent_token_budget_withholds_what_was_not_handed_out(drive):
     driver = drive(replace(recipes.grpo(1, 4), budget=Budget(run_tokens=15)), prompts=20)
     first = driver.ask(1)
@@ -305,17 +288,6 @@ def test_a_group_of_which_all_failed_ends_and_its_prompt_comes_back_next_epoch(d
     driver.allocator.tell([Failed(rollout, "x") for rollout in ids(again)])
     assert driver.ask().generate
     assert driver.allocator.epoch == 1
-
-
-def test_an_engine_that_only_fails_ends_the_run_without_calling_the_prompts_impossible(drive):
-    driver = drive(recipes.dapo(1, 2, 1), prompts=3)
-    for _ in range(2000):
-        actions = driver.ask()
-        if actions.finished:
-            break
-        driver.allocator.tell([Failed(rollout, "engine died") for rollout in ids(actions.generate)])
-    assert actions.finished.startswith("prompts: none of 3 may be drawn, 0 are evicted and 3 quarantined")
-    assert driver.allocator.paid == 3 * 3 * 2
 
 
 def test_a_driver_may_cancel_on_its_own_and_the_tail_is_still_sampled(drive):
@@ -508,12 +480,6 @@ def test_prompts_that_are_evicted_and_come_back_are_counted(drive):
     assert never.allocator.prompt_counts() == {"evicted": 2, "revived": 0, "quarantined": 0}
 
 
-@pytest.mark.parametrize("after", [0, 256, 1.5])
-def test_a_limit_of_failures_out_of_range_is_refused(after):
-    with pytest.raises(ValueError, match="quarantine_after must be"):
-        replace(recipes.raft(1, 1), quarantine_after=after)
-
-
 # --------------------------------------------------------------------------------------------------- a framework's loader
 
 
@@ -604,7 +570,10 @@ def test_offers_to_a_recipe_that_draws_its_own_prompts_are_refused():
         (Failed(0, "x", -1), "tokens must be a whole number of 0 or more"),
         (Cancelled(-1, 0), "rollout -1: was never ordered"),
         (Updated(3), r"Updated\(3\): the version must be larger than 3, the version"),
-        (Updated(2), r"Updated\(2\): the version must be larger than 3, the version"),
+        (Updated(1.5), "Updated: version must be a whole number of 0 or more, .* got 1.5"),
+        (Updated(None), "Updated: version must be a whole number of 0 or more, .* got None"),
+        (Done(0, 1, 1, None, 0), "rollout 0: tokens must be a whole number of 0 or more, .* got None"),
+        (Done(0, 1, 1, 1, None), "versions None to None must lie between 0 and 3"),
         ("done", "expected an event of rollalloc.core.events, got str"),
     ],
 )
@@ -645,7 +614,6 @@ def test_a_rollout_that_was_decided_but_not_handed_out_cannot_end():
         (lambda: recipes.pilot_commit(4, 0, 4, 8), r"n_pilot must be .* at least 1 \(so that each prompt has an .* got 0"),
         (lambda: recipes.pilot_commit(4, 4, 0, 8), "n_commit must be a whole number of at least 1, got 0"),
         (lambda: recipes.pilot_commit(4, 4, 4, 0), r"gen_groups must be .* at least 1, got 0"),
-        (lambda: recipes.pilot_commit(4, 4, 4, 8, 0.9, 0.25), "window from p_lower=0.9 to 1 - p_upper=0.75 is empty"),
         (lambda: recipes.pilot_commit(4, 4, 4, 8, promote="best"), "one of top_variance, random, oldest, most_recent, got"),
         (lambda: recipes.pilot_commit(4, 4, 4, 8, max_staleness=-1), "max_staleness must be"),
         (lambda: recipes.pods(4, 8, 9), "m must be at most n=8, the number of rollouts to choose from, got 9"),
@@ -659,10 +627,8 @@ def test_a_rollout_that_was_decided_but_not_handed_out_cannot_end():
         (lambda: recipes.darts(4, 0, 1), "shortest must be"),
         (lambda: recipes.darts(4, 3, 1, tail="all"), "tail must be one of exact, sampled, none, got 'all'"),
         (lambda: recipes.darts(4, 3, 1, max_redundancy=0.5), r"max_redundancy \(rollouts generated .* must be in"),
-        (lambda: recipes.darts(4, 3, 1, max_redundancy=float("inf")), r"must be in \[1, 1024\], got inf"),
         (lambda: recipes.darts(4, 3, 1, max_redundancy=1e9), r"must be in \[1, 1024\], got 1000000000.0"),
         (lambda: recipes.darts(4, 3, 1, max_redundancy=float("nan")), r"must be in \[1, 1024\], got nan"),
-        (lambda: recipes.racing(4, (8, 4), 8), r"sizes_S must be increasing numbers of rollouts, got \(8, 4\)"),
         (lambda: recipes.mix(recipes.grpo(4, 4), recipes.grpo(5, 4)), "same number of groups, got 4 and 5"),
         (lambda: recipes.mix(recipes.pods(4, 8, 4), recipes.darts(4, 3, 1)), "both recipes change rows: .*plain value"),
         (lambda: recipes.mix(recipes.grpo(4, 2), recipes.pods(4, 8, 4)), "but the stages generate only 2"),
@@ -694,7 +660,7 @@ def test_other_types_are_refused():
 
 
 @dataclass(frozen=True)
-class Returns(JudgeRule, IntakeRule, PromoteRule, SizeRule):
+class Returns(JudgeRule, IntakeRule, PromoteRule, SizeRule, AdvantageRule):
     """A rule that returns the same whatever it is asked."""
 
     value: object
@@ -713,27 +679,11 @@ class ReturnsRows(RowRule):
 
 
 @dataclass(frozen=True)
-class ReturnsAdvantages(AdvantageRule):
-    values: tuple
-
-    def __call__(self, *_):
-        return np.array(self.values)
-
-
-@dataclass(frozen=True)
 class Twice(PromoteRule):
     """Promotes its first group twice."""
 
     def __call__(self, held, *_):
         return [held[0], held[0]]
-
-
-@dataclass(frozen=True)
-class Picks(prompts.Shuffled):
-    picked: tuple = ()
-
-    def pick(self, *_):
-        return self.picked
 
 
 @dataclass(frozen=True)
@@ -772,10 +722,8 @@ BASE = recipes.grpo(1, 2)
         (replace(BASE, rows=ReturnsRows((0, 1), (1.0,))), "each row a finite weight"),
         (replace(BASE, rows=ReturnsRows((0, 1), (1.0, NAN))), "each row a finite weight"),
         (replace(BASE, rows=ReturnsRows((0, 1), (1.0, -1.0))), "each row a finite weight"),
-        (replace(BASE, advantage=ReturnsAdvantages((1.0,))), "must give 2 finite advantages"),
-        (replace(BASE, advantage=ReturnsAdvantages((1.0, NAN))), "must give 2 finite advantages"),
-        (replace(BASE, prompts=Picks(picked=(1, 1))), "must pick at most 1 different free prompts"),
-        (replace(recipes.raft(2, 1), prompts=Picks(picked=(1, 1))), "must pick at most 2 different free prompts"),
+        (replace(BASE, advantage=Returns((1.0,))), "must give 2 finite advantages"),
+        (replace(BASE, advantage=Returns((1.0, NAN))), "must give 2 finite advantages"),
         (replace(BASE, stages=(Stage("x", Returns([0]), judges.Complete(), None, promote.Oldest()),)),
          "must give each of 1 groups at least 1 rollout"),
         (replace(BASE, stages=(Stage("x", Returns([1, 1]), judges.Complete(), None, promote.Oldest()),)),
@@ -872,15 +820,6 @@ def test_a_tail_weighs_by_the_probability_with_which_it_was_kept_whatever_the_ca
             rollout = running.pop(0)
             allocator.tell([Done(rollout, float(rollout % 2), float(rollout % 2), 10 + rollout, 0)])
     assert [row.weight for row in actions.batch.rows] == [1.0, 1.0, 4.0]
-
-
-@pytest.mark.parametrize("event", [Updated(1.5), Updated(None), Done(0, 1.0, 1.0, None, 0), Done(0, 1.0, 1.0, 1, None)])
-def test_a_number_that_is_none_is_an_error_of_that_event(event):
-    allocator = Allocator(recipes.grpo(1, 2), 4, 0)
-    allocator.ask()
-    with pytest.raises(EventError, match="event 0, "):
-        allocator.tell([event])
-    assert allocator.version == 0
 
 
 @pytest.mark.parametrize("metric", [2.0, -1.0, 1.001])

@@ -9,18 +9,6 @@ def advantages_of(driver):
     return [row.advantage for row in driver.until_batch().batch.rows]
 
 
-def test_dr_grpo_by_hand(drive):
-    """1, 0, 0, 0 less 1/4 each; a group of half the spread has half the advantages, where GRPO has the same."""
-    driver = drive(recipes.dr_grpo(1, 4), 1, {0: [1.0, 0.0, 0.0, 0.0]})
-    assert advantages_of(driver) == pytest.approx([0.75, -0.25, -0.25, -0.25])
-    driver = drive(recipes.dr_grpo(1, 4), 1, {0: [0.5, 0.0, 0.0, 0.0]})
-    assert advantages_of(driver) == pytest.approx([0.375, -0.125, -0.125, -0.125])
-    with pytest.raises(
-        ValueError, match=r"n must be a whole number of at least 2 .so that there is a mean to compare with"
-    ):
-        recipes.dr_grpo(1, 1)
-
-
 def test_mopps_by_hand(drive):
     """Prompts that are sure to be solved, or to fail, are hardly drawn any more; the one between is, batch after batch."""
     driver = drive(recipes.mopps(1, 8, decay=1.0), 3, {0: [1.0], 1: [0.0]})

@@ -217,21 +217,6 @@ def test_a_torn_state_is_refused_with_its_place(kept):
 # --------------------------------------------------------------------------------------------------------------- refusals
 
 
-@pytest.mark.parametrize(
-    ("how", "message"),
-    [
-        ({"rows": 0}, "rows must be a whole number of at least 1"),
-        ({"times": 0}, "times must be a whole number of at least 1"),
-        ({"max_staleness": 0}, "max_staleness must be a whole number of at least 1"),
-        ({"rows": 1.5}, "rows must be a whole number"),
-        ({"above": float("nan")}, "above must be a number, got nan"),
-    ],
-)
-def test_a_replay_out_of_range_is_refused(how, message):
-    with pytest.raises(ValueError, match=message):
-        replaying(**how)
-
-
 def test_replay_is_part_of_the_recipe_and_its_fingerprint(kept):
     with pytest.raises(ValueError, match=r"another recipe .*recipe.replay.times: saved 9, given 8"):
         copy_of(kept, replaying(times=8))

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from rollalloc.core.packing import pack_tree, unpack_tree
+from rollalloc.core.packing import pack_tree
 from rollalloc.predict.predictor import Predictor, mixture
 
 LINE = {"length": np.linspace(-1.5, 1.5, 8, dtype=np.float32)[:, None]}
@@ -113,16 +113,6 @@ def test_figures_are_of_the_last_interval_by_hand():
     weights = {name: value for name, value in figures.items() if name.startswith("weight/")}
     assert list(weights) == ["weight/length/1", "weight/mean", "weight/record"]
     assert sum(weights.values()) == pytest.approx(1)
-
-
-def test_state_goes_through_json_and_on_as_if_it_never_had():
-    predictor, memory = after()
-    other = unpack_tree(json.loads(json.dumps(pack_tree(memory))))
-    assert other.keys() == memory.keys()
-    for each in (memory, other):
-        feed(predictor, each, LINE, some_visits(seed=1))
-    assert json.dumps(pack_tree(memory)) == json.dumps(pack_tree(other))
-    assert predictor(memory, LINE, range(8)).tolist() == predictor(other, LINE, range(8)).tolist()
 
 
 def test_records_and_events_follow_their_prompts_into_another_data_set():

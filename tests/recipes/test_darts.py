@@ -41,20 +41,3 @@ def test_a_size_rule_that_keeps_no_dict_is_refused_by_name():
 
     with pytest.raises(TypeError, match=r"Wrong.* must keep its memory in a dict"):
         Allocator(recipes.darts(2, 2, 0).replace(size=Wrong(1.5, 2.0)), 2, 0)
-
-
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ({"longest_by": "size", "tail": "none"}, "longest_by='size' needs a recipe that trains on longest rollouts"),
-        ({"longest_by": "size", "longest": 0}, "longest_by='size' needs .* got longest=0"),
-        ({"longest_by": "length"}, "longest_by must be one of all, size, got 'length'"),
-        ({"tail": "sampled", "solved": 1.5}, "solved must be a success rate in"),
-        ({"longest_by": "size", "solved": 0.9}, 'solved needs tail="sampled"'),
-        ({"lengths_of": "rows"}, "lengths_of must be one of all, trained, got 'rows'"),
-        ({"lengths_of": "trained", "latency": ((1, 1.0),)}, "latency predicts the lengths of all rollouts, got"),
-    ],
-)
-def test_what_does_not_go_together_is_refused(given, says):
-    with pytest.raises(ValueError, match=says):
-        recipes.darts(**{"groups": 4, "shortest": 3, "longest": 1} | given)

@@ -115,22 +115,6 @@ def test_the_tracker_takes_metrics_that_rounding_put_beyond_1_and_keeps_its_rate
     assert 0.999 < drawn.predicted <= 1
 
 
-def test_the_tracker_draws_in_proportion_and_says_so():
-    """Shares of √(v(1 - v)) + spread; 2,000 draws: a count off by 5 standard errors has probability below 1e-6."""
-    rule, times = Tracker(spread=0.1), 2_000
-    rate_N = np.array([0.5, 0.9, 0.02, 0.2])
-    memory = rule.init(PromptTable(4, prior_N=rate_N))
-    share_N = np.sqrt(rate_N * (1 - rate_N)) + 0.1
-    share_N /= share_N.sum()
-    drawn = draw(rule, memory, 4, [1] * 4)
-    for each in drawn:
-        assert each.sampling_ratio == pytest.approx(4 * share_N[each.prompt], rel=1e-6)
-        assert each.predicted == each.baseline == pytest.approx(rate_N[each.prompt], rel=1e-6)
-    counts = firsts(rule, memory, times, [1] * 4)
-    for prompt, share in enumerate(share_N):
-        assert abs(counts[prompt] - times * share) < 5 * np.sqrt(times * share * (1 - share))
-
-
 def test_what_the_tracker_knows_moves_with_its_prompts():
     keys, recipe = tuple("abcdef"), recipes.spo(2)
     allocator = Allocator(recipe, PromptTable(keys), 0)
@@ -184,14 +168,26 @@ def believing(rule, rate_N):
     return memory
 
 
-def test_foresight_draws_in_proportion_and_says_so():
+@pytest.mark.parametrize(
+    ("rule", "score"),
+    [
+        (Tracker(spread=0.1), lambda v: np.sqrt(v * (1 - v)) + 0.1),
+        (Foresight(exponent=3.0, floor=0.1), Foresight(exponent=3.0, floor=0.1).chances),
+        (Foresight(warm=2000), np.ones_like),  # not warm yet
+        (Foresight(None), np.ones_like),
+        (Foresight(floor=1.0), np.ones_like),
+    ],
+    ids=repr,
+)
+def test_prompts_are_drawn_in_proportion_to_their_scores_and_the_ratio_is_said(rule, score):
     """2,000 first draws: a count off by 5 standard errors has probability below 1e-6."""
-    rule, times, rate_N = Foresight(exponent=3.0, floor=0.1), 2_000, np.array([0.5, 0.2, 0.8, 0.05])
-    memory = believing(rule, rate_N)
-    share_N = rule.chances(rate_N)
+    times, rate_N = 2_000, np.array([0.5, 0.2, 0.8, 0.05])
+    memory = rule.init(PromptTable(4, prior_N=rate_N)) if isinstance(rule, Tracker) else believing(rule, rate_N)
+    share_N = score(rate_N) / score(rate_N).sum()
     for each in draw(rule, memory, 4, [1] * 4):
         assert each.sampling_ratio == pytest.approx(4 * share_N[each.prompt], rel=1e-4)
         assert each.predicted == pytest.approx(rate_N[each.prompt], rel=1e-4)
+        assert each.baseline == pytest.approx(each.predicted)
     counts = firsts(rule, memory, times, [1] * 4)
     for prompt, share in enumerate(share_N):
         assert abs(counts[prompt] - times * share) < 5 * np.sqrt(times * share * (1 - share)) + 1e-3 * times * share
@@ -208,13 +204,6 @@ def test_the_second_of_a_draw_is_drawn_among_those_left():
         for j in set(range(4)) - {i}:
             share = share_N[i] * share_N[j] / (1 - share_N[i])
             assert abs(pairs[i, j] - times * share) < 5 * np.sqrt(times * share * (1 - share)) + 1e-3 * times * share
-
-
-@pytest.mark.parametrize("rule", [Foresight(warm=2000), Foresight(None), Foresight(floor=1.0)], ids=repr)
-def test_foresight_draws_uniformly_before_it_is_warm_or_where_it_is_told_to(rule):
-    """2,000 first draws of four: each within 5 standard errors of a quarter."""
-    counts = firsts(rule, believing(rule, [0.5, 0.2, 0.9, 0.01]), 2_000, [1] * 4)
-    assert all(abs(counts[prompt] - 500) < 5 * np.sqrt(2_000 * 0.25 * 0.75) for prompt in range(4))
 
 
 @given(

@@ -2,18 +2,21 @@
 
 # pyright: reportArgumentType=false
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
 
 from rollalloc import recipes
+from rollalloc.core.recipe import Replay
 from rollalloc.core.rule import Act, Verdict
+from rollalloc.recipes.cgrpo import FirstSuccesses, Resolved
 from rollalloc.recipes.darts import Priced, Redundant, SampledTail, ShortestAndLongest
 from rollalloc.recipes.foresight import Foresight
 from rollalloc.recipes.greso import Estimated, Selective
 from rollalloc.recipes.knapsack import Knapsack
 from rollalloc.recipes.mopps import Posterior
-from rollalloc.recipes.pilot_commit import Band
+from rollalloc.recipes.pilot_commit import Band, EveryRound
 from rollalloc.recipes.reinforce import RunningMean
 from rollalloc.recipes.reinforce_ada import Collected
 from rollalloc.recipes.spo import Tracker
@@ -21,9 +24,12 @@ from rollalloc.recipes.vcrl import Banked, Varied
 from rollalloc.rules.advantages import GRPO, BatchMean, BatchNormalised
 from rollalloc.rules.intake import KeepInFlight
 from rollalloc.rules.rows import Balanced, max_variance_subset
+from rollalloc.rules.sizes import Fixed
 
 NAN, INF = float("nan"), float("inf")
 band = partial(Band, p_lower=0.1, p_upper=0.3, p_solve=1.0)
+changed = partial(replace, recipes.raft(1, 1))
+darts = partial(recipes.darts, groups=4, shortest=3, longest=1)
 drop = partial(Verdict, Act.DROP)
 estimated = partial(Estimated, groups=2)
 knapsack = partial(Knapsack, mean_n=4)
@@ -31,6 +37,7 @@ most_variance = partial(max_variance_subset, [0.0, 1.0])
 pilot_commit = partial(recipes.pilot_commit, groups=2, n_pilot=2, n_commit=2, gen_groups=6)
 price = partial(Priced, max_factor=2.0, latency=((1, 1.0), (100, 1.0)), longest=0)
 reinforce_ada = partial(recipes.reinforce_ada, 4, n=4)
+replay = partial(Replay, rows=9, max_staleness=9)
 tail = partial(SampledTail, longest=1)
 LATENCIES = [(), ((0, 1.0),), ((2, 1.0), (1, 1.0)), ((1, 0.0),), ((1, 1.0), (1, 2.0)), ((1, 0.1), (8, INF)), "fast", 3]
 
@@ -51,6 +58,7 @@ WRONG = [
     (KeepInFlight, "groups", each("groups", 0)),
     (KeepInFlight, "ahead must be True or False, not a number: the recipe .*; got 4", [{"groups": 1, "ahead": 4}]),
     (estimated, "groups must be", each("groups", 0)),
+    (EveryRound, "groups must be a whole number of at least 1, got 0", each("groups", 0)),
     (estimated, "spare must be above 0 and finite", each("spare", 0.0, INF)),
     # judges
     (band, r"window from p_lower=0.8 to 1 - p_upper=0.7 is empty.*choose p_lower \+ p_upper <= 1", each("p_lower", 0.8)),
@@ -62,6 +70,7 @@ WRONG = [
     (drop, "a DROP's reason must begin with one of zero_variance, out_of_band",
      each("reason", "", "boring", "trained", "open", "open/x")),
     (Collected, r"above must be in \[0, 1\), got 1.0", each("above", 1.0)),
+    (Resolved, r"delta must be in \(0, 1\), or None", each("delta", 0.0, 1.0)),
     (Varied, r"kappa and kappa_first must be in \(0, 1\]", [*each("kappa", 0.0, 1.1), *each("kappa_first", 0.0)]),
     (Varied, "first must be", each("first", -1)),
     # prompts
@@ -77,6 +86,7 @@ WRONG = [
     (Posterior, "pool", each("pool", 0)),
     (Selective, "expected zero_share in",
      [*each("zero_share", 0.0, 1.0), *each("start", 0.99), *each("step", -0.1), *each("least", 0.0)]),
+    (FirstSuccesses, "visits must be", each("visits", 0)),
     (Banked, "replays must be", each("replays", 0)),
     (Banked, "capacity must be", each("capacity", 0)),
     (Banked, "momentum must be", each("momentum", 1.0)),
@@ -90,6 +100,8 @@ WRONG = [
     (Balanced, "m must be", each("m", 0)),
     (Balanced, r"above must be in \[0, 1\)", [{"m": 4, "above": 1.0}]),
     # sizes
+    (Fixed, "n must be a whole number of at least 1, got 0", each("n", 0)),
+    (Redundant, "least must be a whole number of at least 1, got 0", [{"mean_factor": 1.5, "max_factor": 2.0, "least": 0}]),
     (Redundant, "expected 1 <= mean_factor <= max_factor",
      [{"mean_factor": 0.5, "max_factor": 2.0}, {"mean_factor": 2.5, "max_factor": 2.0}]),
     (knapsack, "mean_n must be a whole number of at least 2", each("mean_n", 1)),
@@ -105,8 +117,23 @@ WRONG = [
     (tail, "solved must be", each("solved", 0, 1.1)),
     (tail, "share must be", [{"share": 0}, {"solved": 0.5, "share": 1.5}]),
     # recipes
+    (changed, "quarantine_after must be", each("quarantine_after", 0, 256, 1.5)),
+    (replay, "rows must be a whole number of at least 1", each("rows", 0, 1.5)),
+    (replay, "times must be a whole number of at least 1", each("times", 0)),
+    (replay, "max_staleness must be a whole number of at least 1", each("max_staleness", 0)),
+    (replay, "above must be a number, got nan", each("above", NAN)),
     (recipes.cgrpo, "at least two numbers of rollouts, so that", each("sizes_S", (2,))),
     (recipes.cgrpo, "sizes_S must be increasing", each("sizes_S", (4, 4))),
+    (darts, r"least must be .* of at least 4 \(4 rollouts of each group are trained on\), got", each("least", 3, True)),
+    (darts, "least=7 is above the 6 rollouts that a group has on average", each("least", 7)),
+    (darts, "longest_by='size' needs a recipe that trains on longest rollouts", [{"longest_by": "size", "tail": "none"}]),
+    (darts, "longest_by='size' needs .* got longest=0", [{"longest_by": "size", "longest": 0}]),
+    (darts, "longest_by must be one of all, size, got 'length'", each("longest_by", "length")),
+    (darts, "solved must be a success rate in", [{"tail": "sampled", "solved": 1.5}]),
+    (darts, 'solved needs tail="sampled"', [{"longest_by": "size", "solved": 0.9}]),
+    (darts, "lengths_of must be one of all, trained, got 'rows'", each("lengths_of", "rows")),
+    (darts, "latency predicts the lengths of all .*, got", [{"lengths_of": "trained", "latency": ((1, 1.0),)}]),
+    (recipes.dr_grpo, r"n must be .* at least 2 \(so that there is a mean to compare with\), got 1", each("n", 1)),
     (recipes.foresight, "exponent must be None", each("exponent", -1)),
     (recipes.foresight, r"floor must be in \[0, 1\]", each("floor", 2)),
     (recipes.foresight, "neg must be 0 or more", each("neg", NAN)),

@@ -82,11 +82,9 @@ def test_max_variance_subset_is_optimal(values, offset, data):
     ],
 )
 def test_rows_by_hand(rule, rewards, expected):
-    assert choose(rule, GroupView.of(rewards)) == (expected, [1.0] * len(expected))
-
-
-def test_max_variance_looks_at_the_reward_and_not_at_the_metric():
-    assert choose(rows.MaxVariance(2), GroupView.of([1, 1, 1, 0], rewards=[0.0, 0.9, 1.0, 0.5]))[0] == [0, 2]
+    """By the reward: by the metric, the first rollout would be the best, and the others alike."""
+    group = GroupView.of([1, *[0] * (len(rewards) - 1)], rewards=rewards)
+    assert choose(rule, group) == (expected, [1.0] * len(expected))
 
 
 def test_random_has_uniform_marginals():
