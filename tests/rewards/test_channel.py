@@ -1,4 +1,4 @@
-"""What the parent predicts of what a worker sends: its own answers, whole, and nothing else."""
+"""What the parent takes of what a worker sends: its own answers, whole, and nothing else."""
 
 import json
 import os
