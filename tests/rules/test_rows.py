@@ -82,8 +82,8 @@ def test_max_variance_subset_is_optimal(values, offset, data):
     ],
 )
 def test_rows_by_hand(rule, rewards, expected):
-    """By the reward: by the metric, the first rollout would be the best, and the others alike."""
-    group = GroupView.of([1, *[0] * (len(rewards) - 1)], rewards=rewards)
+    """By the reward: by the metric, the last rollout would be the best, and the others alike."""
+    group = GroupView.of([*[0] * (len(rewards) - 1), 1], rewards=rewards)
     assert choose(rule, group) == (expected, [1.0] * len(expected))
 
 
