@@ -205,8 +205,7 @@ def test_every_method_of_a_row_has_one_and_the_same_loss(row: str) -> None:
     losses = []
     for method in METHODS:
         config = of_command(command(row, f"method={method}"))
-        step = checked(config)
-        assert (step.mode, step.optimizer_steps) == ("sync", 4)
+        assert (checked(config).mode == "sync") == (method in ("dapo", "grpo", "pilot_commit", "pods"))
         actor = OmegaConf.to_container(config.actor_rollout_ref.actor, resolve=True)
         losses.append(
             (actor, OmegaConf.to_container(config.algorithm), config.actor_rollout_ref.rollout.calculate_log_probs)
