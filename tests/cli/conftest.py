@@ -25,9 +25,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
     One of the 6 prompts of `long.jsonl` is longer than the model's context.
     """
     folder = tmp_path_factory.mktemp("own")
-    files = sort.prepare(
-        folder, sort.SortConfig(symbols=6, train=8, heldout=4, warm_up=WarmUp(steps=2, batch=4, rise=1))
-    )
+    sort.prepare(folder, sort.SortConfig(symbols=6, train=8, heldout=4, warm_up=WarmUp(steps=2, batch=4, rise=1)))
     rows: list[dict[str, Any]] = [
         {
             "data_source": "mine",
@@ -41,7 +39,6 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_prompts(folder / "heldout.jsonl", rows[24:])
     write_prompts(folder / "long.jsonl", [*rows[:5], rows[5] | {"prompt": "s1 " * 70 + "="}])
     (folder / "my_reward.py").write_text(REWARD)
-    assert files.model == folder / "model"
     return folder
 
 

@@ -21,18 +21,19 @@ def score(data_source, solution_str, ground_truth, extra_info):
         os.kill(os.getpid(), signal.SIGKILL)
     return float(len(solution_str) % 2)
 """
-ADVISE = ("advise", "--model", "model", "--prompts", "prompts.parquet", "--reward", "killing.py:score")
-ADVISE = (*ADVISE, "--max-new-tokens", 4, "--device", "cpu", "--reward-workers", 0, "--sample-prompts", 16)
+ADVISE = ("advise", "--model", "model", "--prompts", "prompts.parquet", "--max-new-tokens", 4, "--device", "cpu")
+ADVISE = (*ADVISE, "--reward-workers", 0, "--sample-prompts", 16, "--reward", "my_reward.py:score")
 
 
 @pytest.mark.e2e
 def test_a_profile_that_is_killed_goes_on_by_the_same_command_to_the_same_rollouts(own, script):
     (own / "killing.py").write_text(REWARD)
     (own / "kill").touch()
-    assert script(*ADVISE, "--out", "killed").returncode == -signal.SIGKILL
+    command = (*ADVISE[:-1], "killing.py:score")
+    assert script(*command, "--out", "killed").returncode == -signal.SIGKILL
     begun = (own / "killed" / "rollouts.jsonl").read_bytes()
     for folder in ("killed", "unbroken"):
-        done = script(*ADVISE, "--out", folder)
+        done = script(*command, "--out", folder)
         assert done.returncode == 0, done.stderr
         assert "64 rollouts of 16 prompts" in done.stdout
     whole = (own / "unbroken" / "rollouts.jsonl").read_bytes()
@@ -41,9 +42,7 @@ def test_a_profile_that_is_killed_goes_on_by_the_same_command_to_the_same_rollou
 
 
 def test_a_model_is_sampled_into_a_folder_named_after_it_and_its_log_can_be_read_again(call, own, tmp_path):
-    code, output = call(
-        *ADVISE[:5], "--reward", "my_reward.py:score", *ADVISE[7:], "--sample-n", 2, "--out", tmp_path / "new"
-    )
+    code, output = call(*ADVISE, "--sample-n", 2, "--out", tmp_path / "new")
     assert code == 0, output
     assert "32 rollouts of 16 prompts" in output
     described = json.loads((tmp_path / "new" / "profile.json").read_text())
@@ -53,8 +52,7 @@ def test_a_model_is_sampled_into_a_folder_named_after_it_and_its_log_can_be_read
 
 
 def test_a_profile_whose_rollouts_were_changed_by_hand_is_not_advised_on(call, own, tmp_path):
-    words = (*ADVISE[:5], "--reward", "my_reward.py:score", *ADVISE[7:], "--out", tmp_path / "new")
-    assert call(*words)[0] == 0
+    assert call(*ADVISE, "--out", tmp_path / "new")[0] == 0
     log = tmp_path / "new" / "rollouts.jsonl"
     whole = log.read_text()
     for changed, said in (
@@ -72,7 +70,7 @@ def test_a_profile_whose_rollouts_were_changed_by_hand_is_not_advised_on(call, o
 
 def test_a_curriculum_is_exported_and_is_a_file_of_prompts(call, own, tmp_path):
     file = tmp_path / "curriculum.parquet"
-    words = (*ADVISE[:5], "--reward", "my_reward.py:score", *ADVISE[7:], "--out", tmp_path / "profile")
+    words = (*ADVISE, "--out", tmp_path / "profile")
     code, output = call(*words, "--export", file, "--mix", "gaussian:0.5,0.2")
     assert code == 0, output
     assert "16 prompts with their sampling weights are in" in output

@@ -17,18 +17,15 @@ from rollalloc.cli.progress import Lines, RunProgress, Standings, TimeLeft, say,
 LABELS = ("grpo", "dapo", "dapo_carry", "pilot_commit", "pods", "darts", "racing", "pilot_commit+pods")
 
 
-def row(task, label):
-    return {
-        "task": task,
-        "recipe": label,
-        "done": "12/15",
-        "curve": "▁▂▃▄▅▆▇█▁▂▃▄",
-        "accuracy": "0.850",
-        "rollouts": "1,234,567",
-        "left, at most": "12:34:56",
-        "taught": "32%",
-        "wasted on": "zero variance 54%, out of band 15%",
-    }
+ROW = {
+    "done": "12/15",
+    "curve": "▁▂▃▄▅▆▇█▁▂▃▄",
+    "accuracy": "0.850",
+    "rollouts": "1,234,567",
+    "left, at most": "12:34:56",
+    "taught": "32%",
+    "wasted on": "zero variance 54%, out of band 15%",
+}
 
 
 def console(width, **options):
@@ -38,7 +35,7 @@ def console(width, **options):
 @pytest.mark.parametrize("tasks", [["skills/late"], ["skills/late", "rg/number_filtering_misled"]])
 def test_eighty_columns_hold_every_recipe_by_its_whole_name_and_what_matters(tasks):
     shown = console(80)
-    shown.print(table([row(task, label) for task in tasks for label in LABELS]))
+    shown.print(table([{"task": task, "recipe": label, **ROW} for task in tasks for label in LABELS]))
     text = shown.file.getvalue()
     assert "…" not in text
     for word in (*LABELS, *tasks, "12/15", "0.850", "1,234,567"):

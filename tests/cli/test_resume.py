@@ -114,21 +114,11 @@ def test_another_recipe_may_be_accepted(call, stopped):
     assert json.loads((stopped / "run.json").read_text())["parameters"]["groups"] == 3
 
 
-def with_prompts(file):
-    return tuple(file if value == "prompts.parquet" else value for value in TRAIN)
-
-
-@pytest.fixture
-def other(own):
+def test_changed_prompts_are_refused_with_their_counts_and_may_be_accepted(call, own, stopped, caplog):
     """The prompts without the first four, and with a new one, in reverse."""
     rows = [json.loads(line) for line in (own / "prompts.jsonl").read_text().splitlines()]
-    new = rows[0] | {"prompt": "s5 s5 s5 ="}
-    write_prompts(own / "other.jsonl", [new, *reversed(rows[4:])])
-    yield with_prompts("other.jsonl")
-    (own / "other.jsonl").unlink()
-
-
-def test_changed_prompts_are_refused_with_their_counts_and_may_be_accepted(call, stopped, other, caplog):
+    write_prompts(own / "other.jsonl", [rows[0] | {"prompt": "s5 s5 s5 ="}, *reversed(rows[4:])])
+    other = ["other.jsonl" if value == "prompts.parquet" else value for value in TRAIN]
     code, output = call(*other, "--out", stopped, "--resume")
     assert code == 2
     assert "run.prompts: 4 lost, 1 new, 20 kept by key (accept_data=True, or --accept-data, continues" in output

@@ -84,19 +84,11 @@ def test_a_run_two_batches_ahead_starts(started):
     assert_none_too_old(batches, 4)
 
 
-def test_the_command_of_a_user_starts(started):
-    """In a process that is spawned; transformers leaves hooks on the model where it made features."""
-    assert started("foresight", "--engine", "async", "--staleness", 1)
-
-
 @pytest.mark.parametrize(
-    ("recipe", "also"),
-    [
-        ("foresight", ("--lora", 2)),
-        ("pilot_commit+pods", ()),
-    ],
+    ("recipe", "also"), [("foresight", ()), ("foresight", ("--lora", 2)), ("pilot_commit+pods", ())]
 )
-def test_more_commands_of_a_user_start(started, recipe, also):
+def test_the_command_of_a_user_starts(started, recipe, also):
+    """In a process that is spawned; transformers leaves hooks on the model where it made features."""
     assert started(recipe, "--engine", "async", "--staleness", 1, *also)
 
 

@@ -24,7 +24,6 @@ RECIPES = {
     "dapo": {"groups": 8, "n": 8, "gen_groups": 24},
     "pilot_commit": {"groups": 8, "n_pilot": 4, "n_commit": 4, "gen_groups": 24},
 }
-every_recipe = pytest.mark.parametrize("recipe", RECIPES)
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +52,7 @@ def accuracies(
     return [line["accuracy"] for line in lines if line["kind"] == "eval" and line["at"] is not None]
 
 
-@every_recipe
+@pytest.mark.parametrize("recipe", RECIPES)
 def test_accuracy_rises(small, tmp_path, recipe):
     """The gain must be 0.10; error rate: the smallest of 18 measured gains is 4.7 standard deviations above that.
 

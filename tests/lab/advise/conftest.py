@@ -1,9 +1,9 @@
-"""A small `sort` task and runs on it; a stand-in for a served model; `logged` is shared with the tests of `waste`."""
+"""A small `sort` task and runs on it; a stand-in for a served model."""
 
-import sys
 from pathlib import Path
 
 import pytest
+from stand_in_server import MODEL, serving
 
 from rollalloc.data.prompts import write_prompts
 from rollalloc.lab.advise.profile import profile_of
@@ -11,10 +11,6 @@ from small_run import run_of, task
 from tiny_policy import one_thread
 
 __all__ = ["one_thread", "run_of", "task"]
-sys.path.insert(0, str(Path(__file__).parents[1] / "waste"))
-sys.path.insert(0, str(Path(__file__).parent))
-
-from stand_in_server import MODEL, serving
 
 REWARD = """
 def yes(data_source, solution_str, ground_truth, extra_info):

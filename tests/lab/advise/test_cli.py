@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from logged import lines
 
 SAMPLES = Path(__file__).parents[1] / "waste" / "samples"
 
@@ -13,11 +14,6 @@ SAMPLES = Path(__file__).parents[1] / "waste" / "samples"
 def call(rollalloc):
     """Call `rollalloc advise` with these arguments: (exit code, standard output, standard error)."""
     return lambda *arguments: rollalloc("advise", *arguments, columns=100)
-
-
-def lines(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 def verl(prompts=80, n=4, score=None, seed=0):

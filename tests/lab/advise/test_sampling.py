@@ -48,12 +48,7 @@ def rewarded(run_of, tmp_path_factory):
     """(name of a reward, **changes of the source) → a run that is scored by it."""
     file = tmp_path_factory.mktemp("rewards") / "rewards.py"
     file.write_text(REWARD)
-
-    def made(name, **changes):
-        run = run_of()
-        return replace(run, reward=f"{file}:{name}", **changes)
-
-    return made
+    return lambda name, **changes: run_of(reward=f"{file}:{name}", **changes)
 
 
 @pytest.fixture(scope="module")

@@ -28,26 +28,21 @@ def advise(advise):
 EVERY = {"sample_prompts": None, "sample_n": None}  # 24 prompts, 96 requests, as `started` asks
 
 
-def head(handler, status=200, **headers):
-    handler.send_response(status)
-    for name, value in headers.items():
-        handler.send_header(name.replace("_", "-"), value)
-    handler.end_headers()
+def sends(body, status=200, **headers):
+    """A reply of these bytes, with these headers."""
 
+    def sent(handler):
+        handler.send_response(status)
+        for name, value in headers.items():
+            handler.send_header(name.replace("_", "-"), value)
+        handler.end_headers()
+        handler.wfile.write(body)
 
-def stream(handler):
-    head(handler, Content_Type="text/event-stream", Connection="close")
-    chunk = {"id": "x", "object": "chat.completion.chunk", "choices": [{"index": 0, "delta": {"content": "yes"}}]}
-    handler.wfile.write(f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n".encode())
-
-
-def half_a_chunk(handler):
-    head(handler, Content_Type="application/json", Transfer_Encoding="chunked")
-    handler.wfile.write(b'40\r\n{"choices": [')
+    return sent
 
 
 def drip(handler):
-    head(handler, Content_Type="application/json", Content_Length="100000")
+    sends(b"", **JSON, Content_Length="100000")(handler)
     for _ in range(100):
         handler.wfile.write(b" ")
         time.sleep(0.1)
@@ -55,21 +50,12 @@ def drip(handler):
 
 def plain(text):
     """An answer that is text."""
-
-    def sent(handler):
-        head(handler, Content_Type="text/plain", Content_Length=str(len(text)))
-        handler.wfile.write(text.encode())
-
-    return sent
+    return sends(text.encode(), Content_Type="text/plain", Content_Length=str(len(text)))
 
 
-def nothing(handler):
-    head(handler, 204)
-
-
-def no_gzip(handler):
-    head(handler, Content_Type="application/json", Content_Encoding="gzip", Content_Length="4")
-    handler.wfile.write(b"oops")
+CHUNK = {"id": "x", "object": "chat.completion.chunk", "choices": [{"index": 0, "delta": {"content": "yes"}}]}
+STREAM = f"data: {json.dumps(CHUNK)}\n\ndata: [DONE]\n\n".encode()
+JSON = {"Content_Type": "application/json"}
 
 
 def reply(**changes):
@@ -84,12 +70,15 @@ def choice(finish="stop", **message):
 @pytest.mark.parametrize(
     ("failure", "message"),
     [
-        (stream, "does not speak the OpenAI protocol"),
-        (half_a_chunk, "sent an answer that is incomplete or cannot be decoded"),
+        (sends(STREAM, Content_Type="text/event-stream", Connection="close"), "does not speak the OpenAI protocol"),
+        (
+            sends(b'40\r\n{"choices": [', **JSON, Transfer_Encoding="chunked"),
+            "sent an answer that is incomplete or cannot be decoded",
+        ),
         (drip, "did not answer a request within 1 s, 2 times; give more time with --request-limit"),
         (reply(choices=None), "does not speak the OpenAI protocol"),
-        (nothing, "does not speak the OpenAI protocol"),
-        (no_gzip, "sent an answer that is incomplete or cannot be decoded"),
+        (sends(b"", 204), "does not speak the OpenAI protocol"),
+        (sends(b"oops", **JSON, Content_Encoding="gzip", Content_Length="4"), "incomplete or cannot be decoded"),
         (reply(choices=[]), "does not speak the OpenAI protocol"),
         (reply(choices={"0": {}}), "does not speak the OpenAI protocol"),
         (reply(choices=[None]), "does not speak the OpenAI protocol"),
@@ -116,7 +105,6 @@ def choice(finish="stop", **message):
         ((200, '{"cho'), "does not speak the OpenAI protocol"),
         ((200, completion("yes", model="another")), "answered with 'another'; give --served-model another"),
     ],
-    ids=lambda value: value.__name__ if callable(value) else None,
 )
 def test_a_server_that_does_what_it_should_not_ends_in_a_sentence(advise, server, failure, message):
     server.replies = lambda number, body: failure if number >= 8 else answered(number, body)
@@ -140,7 +128,7 @@ def test_a_redirect_is_not_followed_and_the_key_goes_to_no_other_host(advise, se
     monkeypatch.setenv("OPENAI_API_KEY", "sk-very-secret")
     with serving() as elsewhere:
         there = elsewhere.url.replace("127.0.0.1", "localhost")
-        server.replies = lambda number, body: lambda handler: head(handler, 307, Location=f"{there}/chat/completions")
+        server.replies = lambda number, body: sends(b"", 307, Location=f"{there}/chat/completions")
         code, _, said = advise(retries=0)
         assert code == 2
         assert f"redirects to {there}/chat/completions; if that is your server, give its address" in said

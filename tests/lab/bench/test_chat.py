@@ -66,17 +66,6 @@ def test_no_answer_is_right_too_often(name: str, tmp_path: Path) -> None:
         assert max(Counter(load_prompts(file).ground_truths).values()) == most
 
 
-def test_files_are_made_once_and_alike_everywhere(tmp_path: Path) -> None:
-    task = small(CHAT_TASKS["sums"])
-    first, second = prepare(tmp_path / "a", task), prepare(tmp_path / "b", task)
-    assert first.train.read_bytes() == second.train.read_bytes()
-    made = first.train.stat().st_mtime_ns
-    assert prepare(tmp_path / "a", task) == first
-    assert first.train.stat().st_mtime_ns == made
-    with pytest.raises(ValueError, match="delete it or choose another folder"):
-        prepare(tmp_path / "a", replace(task, seed=1))
-
-
 DRAWN = {
     "gets": ([3, 4], "Ida has 3 eggs and gets 4 more. How many eggs does Ida have now?", 7),
     "gives": ([9, 5], "Ida has 9 eggs and gives 5 of them to Tom. How many eggs does Ida have left?", 4),

@@ -19,7 +19,7 @@ from rollalloc.runs.recorded import share_done
 from rollalloc.train.checkpoint import newest
 from rollalloc.train.folder import RunFolder
 from rollalloc.train.train import train
-from tiny_policy import untimed
+from tiny_policy import killed_after, untimed
 
 DOCUMENTED = {
     *("recipe", "seed", "reached", "rollouts_to_target", "rollouts_paid", "accounts", "tokens_paid", "seconds"),
@@ -165,16 +165,10 @@ def test_a_run_whose_process_dies_costs_no_other_run(run_of, tmp_path):
 
 def test_a_run_that_was_begun_goes_on_from_its_checkpoint(run_of, tmp_path):
     """What was trained before is not done again: the metrics up to the checkpoint stay as they are, times included."""
-    run = run_of(seed=3)
-    run = replace(run, checkpoint_every=2)
+    run = run_of(seed=3, checkpoint_every=2)
     place = tmp_path / "grpo-3"
-
-    def killed(line):
-        if line["kind"] == "batch" and line["batch"] == 5:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        train(run, place, killed)
+        train(run, place, killed_after(5))
     before = (place / "metrics.jsonl").read_text().splitlines()
     compare([run], tmp_path)
     after = (place / "metrics.jsonl").read_text().splitlines()
@@ -186,8 +180,7 @@ def test_a_run_that_was_begun_goes_on_from_its_checkpoint(run_of, tmp_path):
 
 
 def test_what_was_begun_as_another_run_is_refused_or_overwritten(run_of, tmp_path):
-    run = run_of(seed=3)
-    run = replace(run, checkpoint_every=1)
+    run = run_of(seed=3, checkpoint_every=1)
     other = replace(run, max_rollouts=32)
     train(other, tmp_path / "grpo-3")
     assert standing(other, tmp_path / "grpo-3").ended

@@ -92,9 +92,8 @@ def test_the_warm_up_shows_answers_as_often_right_as_is_written_down(asked):
     held = frozenset(map(str, heldout.prompts))
     drawn = SMALL.examples(np.random.default_rng(3), 4000, held)
     assert drawn == SMALL.examples(np.random.default_rng(3), 4000, held)
-    right = SMALL.examples(np.random.default_rng(3), 4000, held)
     truth = {str(prompt): truth for prompt, truth in zip(train.prompts, train.ground_truths, strict=True)}
-    found = [answer == truth[prompt] for prompt, answer in zip(*right, strict=True) if prompt in truth]
+    found = [answer == truth[prompt] for prompt, answer in zip(*drawn, strict=True) if prompt in truth]
     assert np.mean(found) == pytest.approx(np.mean(shown), abs=5 * 0.5 / np.sqrt(len(found)))
 
 

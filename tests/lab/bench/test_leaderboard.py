@@ -11,6 +11,7 @@ import time
 from dataclasses import replace
 
 import pytest
+from by_hand import write_run
 
 from rollalloc.cli.bench import bench
 from rollalloc.lab.bench import leaderboard, presets
@@ -86,35 +87,17 @@ def test_a_leaderboard_that_is_killed_goes_on_and_is_whole(tiny, tmp_path):
 SMOKE = make_plan("smoke")
 
 
-def write_final(folder, label, seed, reaches, *, recipe=None, ends=True, **changes):
-    """A final run of `SMOKE` on a grid of 32 rollouts: its accuracy is 0 before and 1 from `reaches` on."""
-    place = folder / "sort" / f"{label}-{seed}"
+def write_final(folder, label, seed, reaches, *, ends=True, budget=128):
+    """A final run of `SMOKE`, which is evaluated every 32 rollouts."""
     run = Config(
-        model="m",
-        prompts=("p",),
-        reward="a:b",
-        recipe=recipe or label,
-        parameters={"groups": 4, "n": 4},
-        seed=seed,
-        eval_every=32,
-        max_rollouts=128,
-        label=label,
-        task="sort",
-    )
-    place.mkdir(parents=True)
-    (place / "run.json").write_text(json.dumps(replace(run, **changes).description()))
-    lines = [
-        {"kind": "eval", "at": at, "rollouts_paid": at, "tokens_paid": 3 * at, "seconds": at / 10, "version": at}
-        | {"optimizer_steps": at // 32, "accuracy": float(reaches is not None and at >= reaches), "standard_error": 0.0}
-        | {"accounts": {"trained": at}, "breadth": {"k": 8, "pass_at_k": at / 128, "entropy": 1 - at / 128}}
-        for at in range(0, 129, 32)
-    ]
-    spent = {"tokens_paid": 384, "seconds": 12.8, "optimizer_steps": 4, "why": "budget"}
-    end = {"kind": "end", "rollouts_paid": 128, "accounts": {"trained": 128}, **spent}
-    (place / "metrics.jsonl").write_text(
-        "".join(json.dumps(line) + "\n" for line in [*lines, *([end] if ends else [])])
-    )
-    return place
+        model="m", prompts=("p",), reward="a:b", recipe=label, parameters={"groups": 4, "n": 4}, seed=seed,
+        eval_every=32, max_rollouts=budget, label=label, task="sort",
+    )  # fmt: skip
+
+    def breadth(at):
+        return {"k": 8, "pass_at_k": at / 128, "entropy": 1 - at / 128}
+
+    return write_run(folder / "sort" / f"{label}-{seed}", run, reaches, every=32, ends=ends, breadth=breadth)
 
 
 def known(interval):
@@ -173,7 +156,7 @@ def test_a_censored_run_and_one_that_diverged_are_counted(tmp_path):
 
 def test_another_run_in_the_place_of_a_cells_is_refused(tmp_path):
     freeze_smoke(tmp_path)
-    write_final(tmp_path, "grpo", SMOKE.seeds[0], 64, max_rollouts=512)
+    write_final(tmp_path, "grpo", SMOKE.seeds[0], 64, budget=512)
     with pytest.raises(ValueError, match=r"grpo-9900 has another run than the plan"):
         board_of(tmp_path)
 

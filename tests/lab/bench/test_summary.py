@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import by_hand
 import numpy as np
 import pytest
 
@@ -13,36 +14,12 @@ from rollalloc.lab.bench.summary import Interval, Summary, interquartile_mean, i
 from rollalloc.train.config import Config
 
 
-def write_run(folder, recipe="grpo", seed=0, *, reaches=200, paid=500, task="", target=0.5, ends=True, **waste):
-    """A run whose accuracy is 0 before and 1 from `reaches` on; None: it stays 0. The grid is of 100 rollouts."""
+def write_run(folder, recipe="grpo", seed=0, *, reaches=200, task="", target=0.5, **how):
+    """A run of 500 rollouts, which is evaluated every 100."""
     run = Config(
-        model="m",
-        prompts=("p",),
-        reward="a:b",
-        recipe=recipe,
-        seed=seed,
-        target=target,
-        max_rollouts=paid,
-        task=task,
+        model="m", prompts=("p",), reward="a:b", recipe=recipe, seed=seed, target=target, max_rollouts=500, task=task
     )
-    place = folder / task / f"{recipe}-{seed}"
-    place.mkdir(parents=True)
-    (place / "run.json").write_text(json.dumps(run.description()))
-    accounts = {"trained": paid - sum(waste.values()), **waste}
-    spent = {"tokens_paid": 3 * paid, "seconds": paid / 10, "optimizer_steps": paid // 50}
-    lines = [
-        {"kind": "eval", "at": at, "rollouts_paid": at, "tokens_paid": 3 * at, "seconds": at / 10, "version": at}
-        | {
-            "optimizer_steps": at // 50,
-            "accounts": {"trained": at},
-            "accuracy": float(reaches is not None and at >= reaches),
-            "standard_error": 0.0,
-        }
-        for at in range(0, paid + 1, 100)
-    ]
-    lines += [{"kind": "end", "rollouts_paid": paid, "accounts": accounts, **spent, "why": "budget"}] if ends else []
-    (place / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return place
+    return by_hand.write_run(folder / task / f"{recipe}-{seed}", run, reaches, every=100, **how)
 
 
 def summarise(folder):
@@ -71,24 +48,12 @@ def test_costs_ratios_and_accounts_by_hand(tmp_path):
     assert pods.ratios["rollouts"] == Interval(pytest.approx(np.mean(ratios)), None, None, pytest.approx(ratios))
 
 
-def with_breadth(place, breadth):
-    """What each evaluation of a run says beside its accuracy."""
-    lines = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
-    for at, line in enumerate(line for line in lines if line["kind"] == "eval"):
-        line["breadth"] = breadth(at)
-    (place / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-
 def test_the_last_evaluation_of_each_run_is_told_where_all_know_it(tmp_path):
-    for seed in range(3):
-        for recipe in ("grpo", "dapo", "pods"):
-            write_run(tmp_path, recipe, seed)
-        known = {"k": 8, "pass_at_k": 0.0, "distinct_right": None, "entropy": 0.25}
-        with_breadth(
-            tmp_path / f"grpo-{seed}", lambda at, seed=seed, known=known: known | {"pass_at_k": (at + seed) / 10}
-        )
-        with_breadth(tmp_path / f"dapo-{seed}", lambda at, seed=seed, known=known: known | {"k": 8 if seed else 4})
-    with_breadth(tmp_path / "dapo-1", lambda at: None)
+    known = {"k": 8, "pass_at_k": 0.0, "distinct_right": None, "entropy": 0.25}
+    for seed, k in enumerate((4, None, 8)):
+        write_run(tmp_path, "grpo", seed, breadth=lambda at, seed=seed: known | {"pass_at_k": (at / 100 + seed) / 10})
+        write_run(tmp_path, "dapo", seed, breadth=lambda at, k=k: k and known | {"k": k})
+        write_run(tmp_path, "pods", seed)
     found = summarise(tmp_path)
     grpo, dapo, pods = found.recipes
     assert grpo.last["pass_at_k"] == Interval(pytest.approx(0.6), None, None, (0.5, 0.6, 0.7))  # of six, from 0 to 500

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from importlib import import_module
+from importlib.util import find_spec
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -12,19 +13,16 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rollalloc.generate.sampler import Request, generate
 from rollalloc.generate.sampling import Sampling
-from rollalloc.lab.bench.tasks import skills, sort
+from rollalloc.lab.bench.tasks import chat, skills, sort
 from rollalloc.lab.bench.tasks.files import compute_score, graded_score, make_once
-from rollalloc.lab.bench.tasks.tiny import (
-    EOS,
-    EOS_ID,
-    PAD_ID,
-    WarmUp,
-)
+from rollalloc.lab.bench.tasks.tiny import EOS, EOS_ID, PAD_ID, WarmUp
 from rollalloc.models.likelihood import exact_answers
 
 TINY = WarmUp(steps=3, batch=8, rise=1)
 SKILLS = skills.SkillsConfig(train=300, heldout=70, warm_up=TINY)
 SORT = sort.SortConfig(train=200, heldout=120, warm_up=TINY)
+CHAT = dataclasses.replace(chat.CHAT_TASKS["sums"], train=12, heldout=5)
+needs_gym = pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="pip install reasoning-gym")
 
 
 def rows_of(path):
@@ -101,17 +99,24 @@ def test_files_load_and_work_together(tasks, name):
     assert set(tokenizer.decode(generation.tokens).split()) <= set(tokenizer.get_vocab())
 
 
-@pytest.mark.parametrize(("module", "config"), [(skills, SKILLS), (sort, SORT)], ids=["skills", "sort"])
-def test_files_are_a_function_of_the_configuration_and_made_once(module, config, tmp_path):
-    module.prepare(tmp_path / "one", config=config)
-    module.prepare(tmp_path / "two", config=config)
+@pytest.mark.parametrize(
+    ("prepare", "config"),
+    [
+        pytest.param(lambda folder, config: skills.prepare(folder, "late", config), SKILLS, id="skills"),
+        pytest.param(sort.prepare, SORT, id="sort"),
+        pytest.param(chat.prepare, CHAT, id="chat", marks=needs_gym),
+    ],
+)
+def test_files_are_a_function_of_the_configuration_and_made_once(prepare, config, tmp_path):
+    prepare(tmp_path / "one", config)
+    prepare(tmp_path / "two", config)
     made = contents(tmp_path / "one")
     assert made == contents(tmp_path / "two")
     times = {path: path.stat().st_mtime_ns for path in (tmp_path / "one").rglob("*")}
-    module.prepare(tmp_path / "one", config=config)
+    prepare(tmp_path / "one", config)
     assert times == {path: path.stat().st_mtime_ns for path in (tmp_path / "one").rglob("*")}
     with pytest.raises(ValueError, match="another folder"):
-        module.prepare(tmp_path / "one", config=dataclasses.replace(config, seed=99))
+        prepare(tmp_path / "one", dataclasses.replace(config, seed=99))
 
 
 def test_the_reward_is_an_exact_match_up_to_white_space():

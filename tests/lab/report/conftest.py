@@ -60,22 +60,7 @@ def write_run_to(
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(seed)
     speed *= 1 + 0.08 * float(rng.standard_normal())
-    (folder / "run.json").write_text(json.dumps(_description(label, seed, target, max_rollouts)))
-    lines = [_eval(0, speed, evaluated, old)] if evaluated else []
-    for batch in range(1, batches + 1):
-        lines.append(_batch(batch, batches, taught, old, unscored or {}))
-        if evaluated and batch % 5 == 0:
-            lines.append(_eval(batch * 100, speed, evaluated, old))
-    if why is not None:
-        lines.append(
-            {"kind": "end", "why": why, **_spent(batches * 100, taught, unscored or {}), "prompts": _states(1.0)}
-        )
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return folder
-
-
-def _description(label: str, seed: int, target: float | None, max_rollouts: int | None) -> dict[str, Any]:
-    return Config(
+    run = Config(
         model="a/model",
         prompts=("train.parquet",),
         heldout="test.parquet",
@@ -89,7 +74,19 @@ def _description(label: str, seed: int, target: float | None, max_rollouts: int 
         eval_every=500,
         max_rollouts=max_rollouts,
         label=label,
-    ).description()
+    )
+    (folder / "run.json").write_text(json.dumps(run.description()))
+    lines = [_eval(0, speed, evaluated, old)] if evaluated else []
+    for batch in range(1, batches + 1):
+        lines.append(_batch(batch, batches, taught, old, unscored or {}))
+        if evaluated and batch % 5 == 0:
+            lines.append(_eval(batch * 100, speed, evaluated, old))
+    if why is not None:
+        lines.append(
+            {"kind": "end", "why": why, **_spent(batches * 100, taught, unscored or {}), "prompts": _states(1.0)}
+        )
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
 
 
 def _spent(paid: int, taught: float, unscored: dict[str, int]) -> dict[str, Any]:

@@ -7,12 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from test_series import run_of
 
 from rollalloc.lab.bench.summary import LAST, Interval, RecipeSummary, Summary, ended
 from rollalloc.lab.report.wording import caveats, findings, name_of, odd_targets, story
 from rollalloc.runs.cost import COSTS
 from rollalloc.runs.reader import read_run
-from rollalloc.runs.recorded import RecordedRun, by_label
+from rollalloc.runs.recorded import by_label
 from rollalloc.train.run_json import read_config
 
 
@@ -149,22 +150,8 @@ def test_caveats_name_the_run_and_what_is_wrong_with_it(write_run):
     ],
 )
 def test_a_target_that_is_touched_or_where_the_run_began_is_said(accuracies, sentence):
-    lines = [
-        {
-            "kind": "eval",
-            "at": 10 * at,
-            "rollouts_paid": 10 * at,
-            "tokens_paid": 0,
-            "seconds": 0.0,
-            "accounts": {},
-            "version": at,
-            "optimizer_steps": at,
-            "accuracy": accuracy,
-            "standard_error": None,
-        }
-        for at, accuracy in enumerate(accuracies)
-    ]
-    run = RecordedRun(Path("grpo"), {"label": "grpo", "target": 0.6, "seed": 3}, lines)
+    run = run_of(*((10 * at, accuracy) for at, accuracy in enumerate(accuracies)))
+    run = replace(run, folder=Path("grpo"), description={"label": "grpo", "target": 0.6, "seed": 3})
     said = odd_targets([run])
     assert [line.startswith("grpo, seed 3 was at") and sentence in line for line in said] == [True] * bool(sentence)
     assert [line for line in caveats([run]) if line in said] == said

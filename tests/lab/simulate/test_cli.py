@@ -77,21 +77,14 @@ def test_json_says_what_was_simulated_and_every_seed(call):
 
 def test_a_log_and_a_curve_of_ones_own(call, tmp_path):
     log, curve = tmp_path / "rollouts.jsonl", tmp_path / "curve.csv"
-    log.write_text("\n".join(line(key=str(at % 8), tokens=4 + at, metric=at % 3 / 2) for at in range(64)))
+    rollouts = [line(key=str(at % 8), tokens=4 + at, metric=at % 3 / 2) for at in range(64)]
+    log.write_text("\n".join([*rollouts, line(metric=None)]))
     curve.write_text("concurrency,seconds_per_token\n1,0.5\n8,0.5\n")
     code, out, _ = call("--log", log, "--latency", curve, "--slots", 8, *ONE_RECIPE, "--batches", 1)
     assert code == 0
     said = " ".join(out.split())
     assert "curve.csv; without --kv-tokens, there is no limit on the key-value cache of a replica. Rollouts: " in said
     assert "8 prompts" in said
-
-
-def test_stopped_rollouts_of_a_log_are_named(call, tmp_path):
-    log = tmp_path / "rollouts.jsonl"
-    log.write_text("\n".join([*(line(key=str(at)) for at in range(8)), line(metric=None)]))
-    code, out, _ = call("--log", log, *ONE_RECIPE)
-    assert code == 0
-    said = " ".join(out.split())
     assert "1 logged rollouts were stopped or have no score and were left out" in said
 
 

@@ -58,12 +58,7 @@ def test_costs_by_hand():
     assert Hardware().costs().train == pytest.approx(6 * 7.61e9 / (0.4 * 989e12))
 
 
-every = given(
-    st.sampled_from(sorted(MODELS)), st.sampled_from(sorted(GPUS)), st.integers(1, 512), st.integers(0, 40_000)
-)
-
-
-@every
+@given(st.sampled_from(sorted(MODELS)), st.sampled_from(sorted(GPUS)), st.integers(1, 512), st.integers(0, 40_000))
 def test_more_rollouts_more_context_and_a_larger_model_take_longer_and_a_newer_gpu_less(model, gpu, rollouts, context):
     hardware = Hardware(model=model, gpu=gpu)
     took = step(hardware, rollouts, context)

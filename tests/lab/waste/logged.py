@@ -1,10 +1,18 @@
 """Groups one by one, as tests write them down and look at them."""
 
+import json
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from rollalloc.lab.waste.groups import NO_STEP, NOT_SAID, Gathering
+
+
+def lines(path, rows):
+    """Write a file of these rows, or of text as it is."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return path
 
 
 class Group(NamedTuple):

@@ -12,7 +12,7 @@ import pyarrow.parquet
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from logged import rewards
+from logged import lines, rewards
 
 from rollalloc.data import jsonl
 from rollalloc.lab.waste.finding import find
@@ -24,15 +24,10 @@ ODD = [
 ]  # fmt: skip
 
 
-def lines(path, *rows):
-    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
-    return path
-
-
 @pytest.mark.parametrize("odd", ["1", [1], {"a": 1}, float("inf"), float("nan"), 10**400])
 def test_an_odd_score_is_unscored_counted_and_named(tmp_path, odd):
     row = {"input": "a", "output": "b", "score": 1, "step": 1}
-    log = read_log(lines(tmp_path / "1.jsonl", row, row | {"score": odd}))
+    log = read_log(lines(tmp_path / "1.jsonl", [row, row | {"score": odd}]))
     assert rewards(log) == [[1, None]]
     assert log.odd == 1
     assert log.first_odd.startswith(f"{tmp_path / '1.jsonl'}:2: score is ")
@@ -57,7 +52,7 @@ def test_an_odd_score_is_unscored_counted_and_named(tmp_path, odd):
 )  # fmt: skip
 def test_an_odd_field_is_counted_and_named(tmp_path, name, row, field, odd, said):
     rows = [row | {"rollout": at} if name == "rollouts.jsonl" else row for at in range(3)]
-    log = read_log(lines(tmp_path / name, *rows[:2], rows[2] | {field: odd}))
+    log = read_log(lines(tmp_path / name, [*rows[:2], rows[2] | {field: odd}]))
     assert log.odd + log.bad == 1
     with pytest.raises(AssertionError, match=rf"{tmp_path / name}:3: .*{said}"):
         raise AssertionError(log.first_odd + log.first_bad)
@@ -85,7 +80,7 @@ def test_trl_odd_columns_are_named(tmp_path):
 
 def test_groups_without_a_step_are_told_of(tmp_path):
     row = {"input": "a", "output": "b", "score": 1}
-    log = read_log(lines(tmp_path / "x.jsonl", row | {"step": 3}, row | {"input": "b"}))
+    log = read_log(lines(tmp_path / "x.jsonl", [row | {"step": 3}, row | {"input": "b"}]))
     assert any("1 groups with an unknown step were left out" in note for note in find(log, from_step=1).notes)
 
 
@@ -93,7 +88,7 @@ def test_a_line_of_any_length_is_passed_over(tmp_path, monkeypatch):
     monkeypatch.setattr(jsonl, "LONGEST", 1000)
     row = json.dumps({"input": "a", "output": "b", "score": 1})
     for filling in (999 - len(row), 1000 - len(row), 5000):
-        log = read_log(lines(tmp_path / "1.jsonl", row, row + " " * filling, row))
+        log = read_log(lines(tmp_path / "1.jsonl", [row, row + " " * filling, row]))
         fits = len(row) + filling + 1 <= 1000
         assert (rewards(log), log.bad) == ([[1, 1, 1]], 0) if fits else ([[1, 1]], 1)
 
@@ -171,7 +166,7 @@ def test_a_file_that_gzip_packed_is_read_as_it_is(tmp_path, format):
 @pytest.mark.parametrize("keep", [0.6, 0.0])
 def test_what_of_a_packed_file_can_be_read_counts_and_the_rest_is_named(tmp_path, keep):
     row = {"input": "a", "output": "b", "score": 1, "step": 1}
-    lines(tmp_path / "1.jsonl", row, row)
+    lines(tmp_path / "1.jsonl", [row, row])
     packed = gzip.compress("".join(json.dumps(row | {"output": str(at)}) + "\n" for at in range(90_000)).encode())
     (tmp_path / "2.jsonl.gz").write_bytes(packed[: int(keep * len(packed))] if keep else b"not packed at all")
     log = read_log(tmp_path)
@@ -190,7 +185,7 @@ def test_another_packed_file_is_to_be_unpacked(tmp_path, forced):
 
 def test_groups_of_one_rollout_are_too_few_to_say_anything(tmp_path):
     """A log of REINFORCE has nothing else: that all of it taught nothing would be wrong."""
-    found = find(read_log(lines(tmp_path / "1.jsonl", *rows_of(*[1] * 5))))
+    found = find(read_log(lines(tmp_path / "1.jsonl", rows_of(*[1] * 5))))
     assert found.described()["finding"].startswith(
         "No group has 2 rollouts or more, so it is unknown what the 5 rollouts taught"
     )
@@ -198,8 +193,8 @@ def test_groups_of_one_rollout_are_too_few_to_say_anything(tmp_path):
 
 
 def test_a_few_groups_of_one_rollout_spoil_nothing_of_what_the_others_say(tmp_path):
-    without = find(read_log(lines(tmp_path / "1.jsonl", *rows_of(*[8] * 90))))
-    found = find(read_log(lines(tmp_path / "1.jsonl", *rows_of(*[8] * 90, *[1] * 20))))
+    without = find(read_log(lines(tmp_path / "1.jsonl", rows_of(*[8] * 90))))
+    found = find(read_log(lines(tmp_path / "1.jsonl", rows_of(*[8] * 90, *[1] * 20))))
     assert found.shares == without.shares
     assert "20 rollouts alone in their group are not counted" in found.described()["finding"]
     assert any(note.startswith("20 rollouts are alone in their group") for note in found.notes)

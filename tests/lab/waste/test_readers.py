@@ -13,7 +13,6 @@ the last one open), with annotations and indices beside them;
 
 # pyright: reportArgumentType=false, reportOptionalMemberAccess=false, reportOptionalSubscript=false
 
-import json
 import shutil
 from pathlib import Path
 
@@ -21,18 +20,12 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
-from logged import each, rewards
+from logged import each, lines, rewards
 
 from rollalloc.lab.waste.readers import FORMATS, Options, read_log
 from rollalloc.lab.waste.shares import shares_of
 
 SAMPLES = Path(__file__).parent / "samples"
-
-
-def lines(path, rows):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
-    return path
 
 
 def table(path, **columns):
