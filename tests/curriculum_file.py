@@ -35,7 +35,7 @@ def logged(path: Path, hits: Sequence[int], tokens: int | None = 10) -> Groups:
     return groups
 
 
-def exported(folder: Path, prompts: list[Any], mix: str = "variance") -> Path:
+def exported(folder: Path, prompts: list[Any]) -> Path:
     """The file for prompts with `HITS` right rollouts of `N`, in `folder`."""
     groups = logged(folder / "rollouts.jsonl", HITS)
     rows = {
@@ -50,5 +50,5 @@ def exported(folder: Path, prompts: list[Any], mix: str = "variance") -> Path:
     }
     rates = fit_rates(np.array(HITS), np.full(len(HITS), N), resamples=0)
     path = folder / "curriculum.parquet"
-    write_curriculum(path, curriculum_of(groups, rates, mix, prompts=rows))
+    write_curriculum(path, curriculum_of(groups, rates, "variance", prompts=rows))
     return path

@@ -11,12 +11,11 @@ from rollalloc.runs.cost import Cost, Curve, cost_to_target, curve_of, whole_cur
 from rollalloc.runs.reader import read_metrics, read_run
 
 
-def curve(accuracy, versions=None, every=100.0):
+def curve(accuracy):
     """Evaluations at 0, 100, 200, ... rollouts, of three tokens and a hundredth of a step each."""
-    points = [every * at for at in range(len(accuracy))]
+    points = [100.0 * at for at in range(len(accuracy))]
     tokens, seconds, steps = ([factor * point for point in points] for factor in (3, 0.1, 0.01))
-    versions = range(len(accuracy)) if versions is None else versions
-    return Curve(*map(tuple, (points, tokens, seconds, steps, versions, accuracy, [0.0] * len(points))))
+    return Curve(*map(tuple, (points, tokens, seconds, steps, range(len(accuracy)), accuracy, [0.0] * len(points))))
 
 
 @pytest.mark.parametrize(

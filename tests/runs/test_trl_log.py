@@ -46,9 +46,9 @@ OURS = [
 ]
 
 
-def trl(folder, history, *, step=4, of=4, where=None):
+def trl(folder, history, *, step=4, of=4):
     """TRL's output folder with a checkpoint after that step of so many."""
-    place = folder / (where or f"checkpoint-{step}")
+    place = folder / f"checkpoint-{step}"
     place.mkdir(parents=True, exist_ok=True)
     state = {"global_step": step, "max_steps": of, "log_history": history}
     (place / "trainer_state.json").write_text(json.dumps(state))

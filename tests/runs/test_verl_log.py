@@ -128,17 +128,11 @@ def test_names_that_act_on_a_terminal_and_numbers_that_are_none_are_only_shown(t
     assert not {"\x1b", "\u202e"} & set(result.output)
 
 
-def step_of(step, accuracy=None, seconds=10.0, rollouts=100):
-    data = {"timing_s/step": seconds, "rollalloc/rollouts_paid": step * rollouts, "rollalloc/tokens_paid": step * 500}
-    return {"step": step, "data": data | ({} if accuracy is None else {METRIC: accuracy})}
-
-
 def test_after_a_resume_the_seconds_before_it_are_not_known_and_are_not_left_out_of_a_ratio(tmp_path):
     """verl opens its log anew on a resume: rollouts are totals of the run, the seconds of steps 1 to 6 are gone."""
-    whole = [step_of(step, 0.1 if step < 9 else 0.9) for step in range(1, 11)]
-    written(tmp_path / "grpo.jsonl", whole)
-    validation = {"step": 6, "data": {METRIC: 0.1}}
-    written(tmp_path / "resumed.jsonl", [validation, *whole[6:]])
+    whole = logged(tmp_path / "grpo.jsonl", [0.1] * 9 + [0.9] * 2).read_text().splitlines(keepends=True)
+    validation = json.dumps({"step": 6, "data": {METRIC: 0.1}}) + "\n"
+    (tmp_path / "resumed.jsonl").write_text("".join([validation, *whole[7:]]))
     unbroken, resumed = (cost_to_target(curve_of(tmp_path / f"{name}.jsonl"), 0.9) for name in ("grpo", "resumed"))
     assert (unbroken.paid["rollouts"], unbroken.paid["seconds"]) == (900, 90)
     assert resumed.paid["rollouts"] == 900

@@ -16,9 +16,9 @@ def call(rollalloc):
     return lambda *arguments: rollalloc("advise", *arguments, columns=100)
 
 
-def verl(prompts=80, n=4, score=None, seed=0):
+def verl(prompts=80, n=4, score=None):
     """Rows of verl's dump; prompts' texts want to be markup and to move the cursor."""
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     return [
         {
             "input": f"[red]{prompt}[/] \x1b[31m",

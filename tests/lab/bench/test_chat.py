@@ -1,4 +1,4 @@
-"""Tasks in chat form: messages in verl's schema, answers that their reward accepts, and files made once."""
+"""Tasks in chat form: messages in verl's schema, and answers that their reward accepts."""
 
 from __future__ import annotations
 

@@ -40,9 +40,7 @@ def write_run_to(
     seed: int,
     *,
     batches: int = 60,
-    taught: float = 0.4,
     speed: float = 1.0,
-    target: float | None = 0.8,
     why: str | None = "target: held-out accuracy 0.81 reaches 0.8",
     evaluated: bool = True,
     old: bool = False,
@@ -52,7 +50,6 @@ def write_run_to(
     """Write `run.json` and `metrics.jsonl` of a run of batches of 100 rollouts.
 
     Args:
-        taught: share of the rollouts that taught; the others are spent on two causes.
         speed: how fast it learns.
         why: None: the run has not ended.
         old: without the fields of newer versions.
@@ -70,29 +67,27 @@ def write_run_to(
         seed=seed,
         sampling=Sampling(64),
         learning_rate=3e-4,
-        target=target,
+        target=0.8,
         eval_every=500,
         max_rollouts=max_rollouts,
         label=label,
     )
     (folder / "run.json").write_text(json.dumps(run.description()))
-    lines = [_eval(0, speed, evaluated, old)] if evaluated else []
+    lines = [_eval(0, speed, old)] if evaluated else []
     for batch in range(1, batches + 1):
-        lines.append(_batch(batch, batches, taught, old, unscored or {}))
+        lines.append(_batch(batch, batches, old, unscored or {}))
         if evaluated and batch % 5 == 0:
-            lines.append(_eval(batch * 100, speed, evaluated, old))
+            lines.append(_eval(batch * 100, speed, old))
     if why is not None:
-        lines.append(
-            {"kind": "end", "why": why, **_spent(batches * 100, taught, unscored or {}), "prompts": _states(1.0)}
-        )
+        lines.append({"kind": "end", "why": why, **_spent(batches * 100, unscored or {}), "prompts": _states(1.0)})
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder
 
 
-def _spent(paid: int, taught: float, unscored: dict[str, int]) -> dict[str, Any]:
-    trained, band = round(paid * taught), round(paid * (1 - taught) / 3)
-    spent = dict.fromkeys(CAUSES, 0) | {"trained": trained, "out_of_band": band}
-    spent["zero_variance"] = paid - trained - band
+def _spent(paid: int, unscored: dict[str, int]) -> dict[str, Any]:
+    """40% of the rollouts taught; the others are spent on two causes."""
+    spent = dict.fromkeys(CAUSES, 0) | {"trained": paid * 2 // 5, "out_of_band": paid // 5}
+    spent["zero_variance"] = paid - sum(spent.values())
     return {
         "rollouts_paid": paid,
         "tokens_paid": paid * 20,
@@ -115,12 +110,12 @@ def _states(share: float) -> dict[str, int]:
     return {"new": PROMPTS - sum(known.values())} | known
 
 
-def _batch(batch: int, batches: int, taught: float, old: bool, unscored: dict[str, int]) -> dict[str, Any]:
+def _batch(batch: int, batches: int, old: bool, unscored: dict[str, int]) -> dict[str, Any]:
     share = batch / batches
     line: dict[str, Any] = {
         "kind": "batch",
         "batch": batch,
-        **_spent(batch * 100, taught, unscored),
+        **_spent(batch * 100, unscored),
         "reward_mean": 0.3 + 0.4 * share,
         "metric_mean": 0.3 + 0.4 * share,
         "truncated": 0.05,
@@ -149,11 +144,11 @@ def _batch(batch: int, batches: int, taught: float, old: bool, unscored: dict[st
     return line | newer
 
 
-def _eval(paid: int, speed: float, evaluated: bool, old: bool) -> dict[str, Any]:
+def _eval(paid: int, speed: float, old: bool) -> dict[str, Any]:
     accuracy = 0.1 + 0.85 / (1 + exp(-(paid * speed - 2500) / 900))
     line = {
         "kind": "eval",
-        **_spent(paid, 0.4, {}),
+        **_spent(paid, {}),
         "accuracy": accuracy,
         "standard_error": 0.0,
         "eval_unscored": 0,

@@ -17,29 +17,27 @@ from rollalloc.runs.recorded import by_label
 from rollalloc.train.run_json import read_config
 
 
-def method(label, *, cost=1000.0, ratio=None, reached=5, seeds=5, taught=40):
-    paid = None if cost is None else Interval(cost, cost - 100, cost + 100, (cost,) * seeds)
+def method(label, *, ratio=None, taught=40):
     return RecipeSummary(
         label=label,
         recipe=label,
         parameters={},
-        seeds=tuple(range(seeds)),
-        reached=reached,
-        costs=dict.fromkeys(COSTS, paid),
+        seeds=tuple(range(5)),
+        reached=5,
+        costs=dict.fromkeys(COSTS, Interval(1000.0, 900.0, 1100.0, (1000.0,) * 5)),
         ratios=dict.fromkeys(COSTS, ratio),
         standard_error=0.0,
         last=dict.fromkeys(LAST),
         k=None,
         accounts={"trained": taught, "zero_variance": 100 - taught},
         rollouts_paid=100,
-        folders=(Path("a"),) * seeds,
+        folders=(Path("a"),) * 5,
     )
 
 
-def said_of(other, *, target=0.8, baseline=None):
+def said_of(other):
     """What is said of the method beside a baseline."""
-    first = baseline or method("grpo", taught=32)
-    sentences = findings(Summary("task", target, "grpo", (first, other), ()))
+    sentences = findings(Summary("task", 0.8, "grpo", (method("grpo", taught=32), other), ()))
     return "".join(sentences[other.label])
 
 

@@ -159,13 +159,13 @@ def test_trl_advantages_may_be_scaled_by_a_standard_deviation(tmp_path, scale):
     assert any("do not follow" in note for note in read_log(tmp_path).notes)
 
 
-def trl_run(folder, evaluated=(), prompts=12, steps=6, own=4, rows=(), seed=0):
+def trl_run(folder, evaluated=(), steps=6, own=4):
     """Files of steps: the last rows of each generation batch of `own` prompts; where evaluated, those of an evaluation."""
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     for step in range(1, steps + 1):
-        drawn = [f"train {prompt}" for prompt in random.permutation(prompts)[:own]]
+        drawn = [f"train {prompt}" for prompt in random.permutation(12)[:own]]
         if step in evaluated:
-            drawn = [*drawn, *(rows or [f"eval {prompt}" for prompt in range(own)])][-own:]
+            drawn = [f"eval {prompt}" for prompt in range(own)]
         groups = [(prompt, random.permutation([0.0, 1.0])) for prompt in drawn]
         columns = trl_rows(*groups) | {"step": [step] * 2 * own, "completion": [str(random.random())] * 2 * own}
         table(folder / "completions" / f"completions_{step:05d}.parquet", **columns)
