@@ -48,7 +48,6 @@ def test_a_model_is_sampled_into_a_folder_named_after_it_and_its_log_can_be_read
     described = json.loads((tmp_path / "new" / "profile.json").read_text())
     assert (described["prompts"], described["of"], described["n"]) == (16, 24, 2)
     assert "32 rollouts of 16 prompts" in call("advise", tmp_path / "new")[1]
-    assert "(yours)" not in output
 
 
 def test_a_profile_whose_rollouts_were_changed_by_hand_is_not_advised_on(call, own, tmp_path):

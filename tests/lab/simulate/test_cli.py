@@ -144,7 +144,7 @@ def test_a_memory_that_is_full_is_said(call):
     assert code == 0
     said = " ".join(out.split())
     assert "preemptions per batch, because the key-value cache of a replica, 9,000 tokens" in said
-    assert "put back" not in call(*SMALL, "--recipes", "grpo")[1]
+    assert "preemptions" not in call(*SMALL, "--recipes", "grpo")[1]
 
 
 def test_costs_are_the_hardware_s_where_none_is_given(call):
