@@ -85,7 +85,7 @@ def _completion_logits(
         # Without padding, pass the plain mask: the model then notices that it is all True, and uses faster attention.
         attention_mask=ready_mask(model, seen_BS, fed_BS.shape[1]) if ragged else seen_BS,
         position_ids=positions(fed_BS) + shared,
-        **cache_argument(model, _read_once(model, prompts[0][:shared], len(prompts)) if shared else None),
+        **(cache_argument(model, _read_once(model, prompts[0][:shared], len(prompts))) if shared else {}),
         use_cache=shared > 0,
         logits_to_keep=completion_BT.shape[1],
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tiny_trl
 import torch
@@ -111,6 +112,37 @@ def test_with_vllm_a_process_keeps_up_with_rollouts_of_more_turns_on_another(tmp
     first, second = (json.loads((tmp_path / f"process-{process}.json").read_text()) for process in (0, 1))
     assert first["turns"] == second["turns"] == 2 * 4  # two batches of four turns
     assert sorted(first["answers"]) == sorted(second["answers"]) == [0, 0, 3, 3]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"recipe": "pilot_commit"},
+        {"recipe": "foresight_replay", "num_iterations": 2},
+    ],
+    ids=["rounds of generation", "log-probabilities of older rows"],
+)
+def test_a_sharded_model_is_trained_as_a_whole_one(given, tmp_path):
+    """Each forward pass of a sharded model needs both processes."""
+    given = given | {"per_device_train_batch_size": 8, "driver": {"use_sampler": False, "features": None}}
+    losses = []
+    for sharded in (False, True):
+        done = launched(tmp_path / str(sharded), [*TORCHRUN, "2"], given | {"sharded": sharded})
+        assert done.returncode == 0, done.stderr[-4000:]
+        history = json.loads((tmp_path / str(sharded) / "history.json").read_text())
+        losses.append([(line["loss"], line["grad_norm"]) for line in history if "loss" in line])
+    assert np.array(losses[0]) == pytest.approx(np.array(losses[1]), rel=1e-3)
+
+
+def test_a_process_without_a_rollout_joins_the_others_in_the_forward_passes_of_a_sharded_model(tmp_path):
+    """Pilot-Commit orders one more rollout for its only group; the process that does not generate it must not go ahead."""
+    given = {"recipe": "lone_commits", "per_device_train_batch_size": 2, "sharded": True}
+    done = launched(tmp_path, [*TORCHRUN, "2"], given)
+    assert done.returncode == 0, done.stderr[-4000:]
+    first, second = (json.loads((tmp_path / f"process-{process}.json").read_text()) for process in (0, 1))
+    assert first == second
+    history = json.loads((tmp_path / "history.json").read_text())
+    assert sum("loss" in line for line in history) == 4
 
 
 @pytest.mark.slow

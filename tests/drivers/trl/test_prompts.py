@@ -14,6 +14,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from trl import GRPOTrainer
 
 from rollalloc.drivers.trl.chats import encode
+from rollalloc.drivers.trl.context import check_prompts
 
 LONG = [{"prompt": "k1 =", "answer": "a1"}] * 3 + [{"prompt": "k1 " * 60, "answer": "a1"}]
 TEMPLATE = (
@@ -52,6 +53,16 @@ def test_prompts_beyond_the_context_are_named_before_training(model, held_out, t
     with pytest.raises(ValueError, match=re.escape(said)):
         trainer.train()
     assert trainer.allocation.allocator.paid == 0
+
+
+def test_an_embedding_that_zero_3_has_emptied_has_the_size_that_deepspeed_notes(tmp_path):
+    trainer = tiny_trl.trainer(tmp_path, "grpo")
+    weight = trainer.model.get_input_embeddings().weight
+    weight.ds_shape, weight.data = weight.shape, torch.empty(0)
+    check_prompts(trainer)
+    weight.ds_shape = torch.Size((3, 16))
+    with pytest.raises(ValueError, match="has embeddings for 3 tokens only"):
+        check_prompts(trainer)
 
 
 def test_a_completion_as_long_as_the_context_is_refused_with_the_number_that_fits(tmp_path):

@@ -18,6 +18,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))  # as a program it has no conftest
 
 import torch
+from accelerate import DistributedType, PartialState
 from datasets import Dataset
 from transformers import PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
@@ -39,6 +40,7 @@ RECIPES = {
     "darts_none": recipes.darts(groups=4, shortest=3, longest=1, tail="none"),
     "racing": recipes.racing(groups=4, sizes_S=(2, 4), gen_groups=6),
     "rloo": recipes.rloo(groups=4, n=4),
+    "lone_commits": recipes.pilot_commit(groups=1, n_pilot=3, n_commit=1, gen_groups=2),
 }
 ONE_EACH = {  # of which a batch has one row per prompt
     "reinforce": recipes.reinforce(groups=16, neg=0.5),
@@ -148,12 +150,24 @@ def weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
 
 
+def shard() -> None:
+    """Let accelerate shard the model by FSDP2, which it does only where it finds GPUs."""
+    PartialState._prepare_backend = lambda *_: ("gloo", DistributedType.MULTI_GPU)
+    PartialState.set_device = lambda state: setattr(state, "device", torch.device("cpu"))
+    wrapped = {"AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP", "TRANSFORMER_CLS_TO_WRAP": "LlamaDecoderLayer"}
+    os.environ |= {"ACCELERATE_USE_FSDP": "true"} | {f"FSDP_{key}": value for key, value in wrapped.items()}
+    os.environ |= {"FSDP_VERSION": "2", "FSDP_RESHARD_AFTER_FORWARD": "true"}
+    USUAL["use_cpu"] = False
+
+
 def main(given: dict[str, Any]) -> None:
-    """Train, and write what each process decided and, once, weights, losses and each step's gradient.
+    """Train, and write what each process decided and, once, losses and, unless the model is sharded, weights and gradients.
 
     With `by_key` tokens know no weights: see `arithmetic`.
     """
     torch.set_num_threads(1)
+    if given.pop("sharded", False):
+        shard()
     disable_progress_bar()
     tokens = arithmetic.tokens_by_key() if given.pop("by_key", False) else nullcontext()
     out, resume, unscored = Path(given.pop("out")), given.pop("resume", None), given.pop("unscored", "nothing")
@@ -175,9 +189,10 @@ def main(given: dict[str, Any]) -> None:
     line = {"decisions": sha256(decided).hexdigest(), "held": sorted(allocation.rollouts)}
     (out / f"process-{made.accelerator.process_index}.json").write_text(json.dumps(line))
     if made.accelerator.is_main_process:
+        (out / "history.json").write_text(json.dumps(made.state.log_history))
+    if made.accelerator.is_main_process and not made.is_fsdp_enabled:
         torch.save(weights(made.accelerator.unwrap_model(made.model)), out / "weights.pt")
         torch.save(gradients, out / "gradients.pt")
-        (out / "history.json").write_text(json.dumps(made.state.log_history))
 
 
 def run_as_program(main: Callable[[dict[str, Any]], None]) -> None:

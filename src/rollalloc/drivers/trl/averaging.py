@@ -14,6 +14,7 @@ from transformers import TrainerCallback
 from rollalloc.core.recipe import at_least
 from rollalloc.drivers.trl.checks import steps_per_batch
 from rollalloc.drivers.trl.failures import uninterrupted
+from rollalloc.drivers.trl.sharding import is_sharded
 from rollalloc.models.weights import check_weights, load_weights, trained, weights_of
 from rollalloc.train.averaging import kept_share
 from rollalloc.train.checkpoint import TRAINED
@@ -39,7 +40,7 @@ class AveragedWeights(TrainerCallback):
 
     def __init__(self, trainer: Any, window: int) -> None:
         at_least("averaging", window, 0)
-        if window and (trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled):
+        if window and is_sharded(trainer):
             raise ValueError(
                 f"averaging={window} needs the whole model on every process, but FSDP or DeepSpeed shard it; set "
                 'averaging=0, and let the learning rate fall (lr_scheduler_type="linear")'

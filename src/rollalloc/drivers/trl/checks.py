@@ -19,6 +19,7 @@ from trl import is_conversational
 from rollalloc.core.recipe import Recipe
 from rollalloc.data.overlap import warn_of_shared
 from rollalloc.drivers.trl.rewards import RewardFunctions, check_columns, how_to_name_a_metric
+from rollalloc.drivers.trl.sharding import is_sharded
 from rollalloc.named import in_shape, signature_of
 from rollalloc.recipes.shapes import call_of, refuse_lone_rollouts
 from rollalloc.rules import rows
@@ -379,7 +380,7 @@ def check_turns(trainer: Any) -> None:
     that share vLLM must call vLLM equally often. The driver ensures this in training, but cannot in TRL's own evaluation.
     """
     processes = trainer.accelerator.num_processes
-    if processes > 1 and (trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled):
+    if processes > 1 and is_sharded(trainer):
         raise ValueError(
             f"tools and environments with a sharded model on {processes} processes are not supported under a recipe: "
             "rollouts take unequal numbers of turns, and the processes would wait for each other; use one process, or do "

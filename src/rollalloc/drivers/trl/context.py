@@ -25,7 +25,8 @@ def check_prompts(trainer: Any) -> None:
             context minus `max_completion_length`. The message names the rows.
     """
     model = trainer.accelerator.unwrap_model(trainer.model)
-    vocabulary = model.get_input_embeddings().weight.shape[0]
+    weight = model.get_input_embeddings().weight
+    vocabulary = getattr(weight, "ds_shape", weight.shape)[0]  # DeepSpeed's ZeRO-3 empties the weights that it shards
     pad = trainer.processing_class.pad_token_id
     if pad is not None and pad >= vocabulary:
         raise ValueError(_unknown("padding", pad, vocabulary, trainer))

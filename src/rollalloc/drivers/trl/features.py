@@ -17,6 +17,7 @@ from rollalloc.data.feature_file import read_features
 from rollalloc.drivers.trl.chats import encode
 from rollalloc.drivers.trl.context import blocks_of
 from rollalloc.drivers.trl.keys import check_key, keyed
+from rollalloc.drivers.trl.sharding import is_sharded
 from rollalloc.models.features import features_of
 
 log = logging.getLogger(__name__)
@@ -48,7 +49,7 @@ def features_for(
         there = "prompt" in trainer.train_dataset[0]  # False if environments supply the prompts
         given = MODEL if recipe.reads_features and there else None
     if given == MODEL:
-        if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
+        if is_sharded(trainer):
             raise ValueError(
                 'features="model" needs the whole model in each process, but it is sharded; make a file of features once '
                 "(`rollalloc features`) and give features=FILE, or features=None"

@@ -8,7 +8,7 @@ import logging
 from collections import abc
 from collections.abc import Iterable, Sequence
 from inspect import signature
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -18,14 +18,16 @@ from torch import Tensor
 from trl import GRPOTrainer
 
 from rollalloc.drivers.trl.chats import Tokens, eos_ids
+from rollalloc.drivers.trl.sharding import called, in_step, is_sharded, without_wrappers
 from rollalloc.drivers.trl.turns import Turns
 from rollalloc.generate import sampler
 from rollalloc.generate.sampler import Generation, Request
 from rollalloc.generate.sampling import Sampling
 from rollalloc.models.caching import why_not
-from rollalloc.models.likelihood import completion_logprobs, evaluating, in_eval_mode
+from rollalloc.models.likelihood import completion_logprobs, in_eval_mode
 
 log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 
 class Generator:
@@ -133,7 +135,7 @@ class Generator:
 
     def logprobs(self, pairs: Sequence[tuple[Tokens, Tokens]]) -> list[NDArray[np.float32]]:
         """Log-probabilities of the completions' tokens under the model's current weights; see `logprobs_of`."""
-        return logprobs_of(self.trainer, self._unwrapped, pairs)
+        return logprobs_of(self.trainer, self._bare, pairs)
 
     def _by_trl(self, prompts: Sequence[Tokens]) -> list[Tokens]:
         """Generate as TRL does with transformers' `generate` or continuous batching, but without dropout."""
@@ -142,9 +144,9 @@ class Generator:
         at_once = max(1, len(prompts)) if _continuous(self.trainer) else self._rows_at_once
         found: list[Any] = []
         with in_eval_mode(self.trainer.model):
-            for start in range(0, len(prompts), at_once):
-                asked = [list(tokens) for tokens in prompts[start : start + at_once]]
-                found += turn(self.trainer, asked, None, {}, *several)[0]
+            for asked in in_step(self.trainer, _parts(prompts, at_once), self.eos_ids[:1]):
+                found += turn(self.trainer, [list(tokens) for tokens in asked], None, {}, *several)[0]
+        del found[len(prompts) :]  # completions of the parts that only keep this process in step
         if len(found) != len(prompts):
             raise RuntimeError(
                 f"expected {len(prompts)} completions from TRL, got {len(found)}; with continuous batching, TRL's own log "
@@ -153,10 +155,10 @@ class Generator:
         return [self._up_to_the_end(list(tokens)) for tokens in found]
 
     @property
-    def _unwrapped(self) -> Any:
-        """The model without accelerate's wrappers. The search takes time, so it is done once per call of `train`."""
+    def _bare(self) -> Any:
+        """The model, see `without_wrappers`. The search takes time, so it is done once per call of `train`."""
         if self._model is None:
-            self._model = self.trainer.accelerator.unwrap_model(self.trainer.model_wrapped)
+            self._model = without_wrappers(self.trainer, self.trainer.model_wrapped)
         return self._model
 
     @property
@@ -169,7 +171,7 @@ class Generator:
         """The sampler's arguments, except for the requests."""
         trainer = self.trainer
         return {
-            "model": self._unwrapped,
+            "model": self._bare,
             "sampling": Sampling(
                 trainer.max_completion_length, temperature=trainer.temperature, max_rows=self._rows_at_once
             ),
@@ -219,22 +221,25 @@ def logprobs_of(trainer: Any, model: Any, pairs: Sequence[tuple[Tokens, Tokens]]
         For each pair, an array with one entry per token of the completion, shape (T,).
     """
     found: list[NDArray[np.float32]] = []
-    if not pairs:
-        return found
-    rows = trainer.args.per_device_train_batch_size
-    with evaluating(model):
-        for start in range(0, len(pairs), rows):
-            prompts, completions = zip(*pairs[start : start + rows], strict=True)
+    end = eos_ids(trainer)[:1]
+    with called(trainer, model) as model, in_eval_mode(model):
+        for part in in_step(trainer, _parts(pairs, trainer.args.per_device_train_batch_size), (end, end)):
+            prompts, completions = zip(*part, strict=True)
             logprobs_BT, _ = completion_logprobs(
                 model,
                 prompts,
                 completions,
                 pad_id=trainer.processing_class.pad_token_id,
                 temperature=trainer.temperature,
+                share=not is_sharded(trainer),  # a shared prefix takes a forward pass of its own
             )
             rows_BT = logprobs_BT.cpu().numpy()
             found += [row_T[: len(tokens)].copy() for row_T, tokens in zip(rows_BT, completions, strict=True)]
-    return found
+    return found[: len(pairs)]
+
+
+def _parts(rows: Sequence[_T], at_once: int) -> list[Sequence[_T]]:
+    return [rows[start : start + at_once] for start in range(0, len(rows), at_once)]
 
 
 def widened(trainer: Any, filled: tuple[Tensor, Tensor], *, side: Literal["left", "right"]) -> tuple[Tensor, Tensor]:
@@ -262,7 +267,7 @@ def _obstacle_to_sampler(trainer: Any) -> str | None:
         "repetition_penalty": args.repetition_penalty != 1.0,
         "generation_kwargs": args.generation_kwargs,
         "cache_implementation": getattr(args, "cache_implementation", None),
-        "a sharded model": trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled,
+        "a sharded model": is_sharded(trainer),
     }
     return next((name for name, there in obstacles.items() if there), None)
 

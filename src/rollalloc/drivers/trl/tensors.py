@@ -17,6 +17,7 @@ from rollalloc.drivers.trl.chats import Tokens
 from rollalloc.drivers.trl.checks import steps_per_batch
 from rollalloc.drivers.trl.generation import Generator, logprobs_of, widened
 from rollalloc.drivers.trl.rollout import Rollout, idle_rollout
+from rollalloc.drivers.trl.sharding import without_wrappers
 from rollalloc.models.likelihood import padded
 from rollalloc.train.objective import Clip
 
@@ -128,8 +129,7 @@ def _corrections(
         return given
     older = {at for at, row in enumerate(rows) if row.version < batch.version}
     every = set(range(len(filled))) if engine or (several and not generate.gives_the_policys) else older
-    # Fresh rows were sampled from the averaged weights, so they are compared with these weights. Processes may make
-    # different numbers of these forward passes, which is safe because averaging is not allowed with sharded models.
+    # Fresh rows were sampled from the averaged weights, so they are compared with these weights.
     by_the_mean = every - older if trainer.averaged.window else set[int]()
     proximal = dict(enumerate(behaviour))
     if by_the_mean:
@@ -196,9 +196,10 @@ def _reference_logprobs(trainer: Any, filled: Sequence[Rollout]) -> list[NDArray
     """
     model = trainer.accelerator.unwrap_model(trainer.model_wrapped)
     if trainer.ref_model is not None:
-        reference, without_adapter = trainer.accelerator.unwrap_model(trainer.ref_model), nullcontext()
+        reference, without_adapter = without_wrappers(trainer, trainer.ref_model), nullcontext()
     else:
-        reference, without_adapter = model, use_adapter(model, "ref" if "ref" in model.peft_config else None)
+        reference = without_wrappers(trainer, trainer.model_wrapped)
+        without_adapter = use_adapter(model, "ref" if "ref" in model.peft_config else None)
     with without_adapter:
         return logprobs_of(trainer, reference, _pairs(filled))
 

@@ -1,0 +1,70 @@
+"""Sharded models (FSDP, DeepSpeed): a forward pass needs all processes, so every process must make equally many."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from accelerate.utils import gather_object
+from trl.models.utils import unwrap_model_for_generation
+
+_T = TypeVar("_T")
+
+
+def is_sharded(trainer: Any) -> bool:
+    """Whether a process may hold only a part of the model's weights."""
+    return trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
+
+
+def in_step(trainer: Any, parts: Sequence[Sequence[_T]], idle: _T) -> list[Sequence[_T]]:
+    """The parts, and after them as many parts `[idle]` as the process with the most parts has more than this one.
+
+    Every process must call this if the model is sharded. Otherwise the parts are returned as they are.
+    """
+    if not is_sharded(trainer):
+        return list(parts)
+    return [*parts, *[[idle]] * (max(gather_object([len(parts)])) - len(parts))]
+
+
+def without_wrappers(trainer: Any, wrapped: Any) -> Any:
+    """The model without accelerate's wrappers, which take time. A sharded model keeps them: they gather its weights."""
+    return wrapped if is_sharded(trainer) else trainer.accelerator.unwrap_model(wrapped)
+
+
+@contextmanager
+def called(trainer: Any, model: Any) -> Iterator[Any]:
+    """A context in which every process can call the model. The weights that it gathers can be trained afterwards.
+
+    Args:
+        trainer: TRL's trainer.
+        model: what `without_wrappers` returned.
+    """
+    if not is_sharded(trainer):
+        with torch.inference_mode():
+            yield model
+    elif trainer.is_deepspeed_enabled and model is trainer.model_wrapped:
+        # As TRL generates. With its hooks in place, DeepSpeed would expect the training step to continue this forward pass.
+        gather = trainer.args.ds3_gather_for_generation
+        with (
+            torch.no_grad(),
+            unwrap_model_for_generation(model, trainer.accelerator, gather_deepspeed3_params=gather) as unwrapped,
+        ):
+            yield unwrapped
+    else:
+        with torch.no_grad():
+            yield _Sharded(model, trainer.accelerator.unwrap_model(model))
+
+
+class _Sharded:
+    """Calls the wrapper, which gathers the weights. All attributes are the model's own."""
+
+    def __init__(self, wrapper: Any, model: Any) -> None:
+        self._wrapper, self._model = wrapper, model
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def __call__(self, **inputs: Any) -> Any:
+        return self._wrapper(**inputs)
