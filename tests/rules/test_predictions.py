@@ -177,7 +177,7 @@ def believing(rule, rate_N):
         (Foresight(None), np.ones_like),
         (Foresight(floor=1.0), np.ones_like),
     ],
-    ids=repr,
+    ids=["tracker", "foresight", "foresight that is not warm", "without an exponent", "with a floor of 1"],
 )
 def test_prompts_are_drawn_in_proportion_to_their_scores_and_the_ratio_is_said(rule, score):
     """2,000 first draws: a count off by 5 standard errors has probability below 1e-6."""
