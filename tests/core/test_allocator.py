@@ -570,6 +570,7 @@ def test_offers_to_a_recipe_that_draws_its_own_prompts_are_refused():
         (Failed(0, "x", -1), "tokens must be a whole number of 0 or more"),
         (Cancelled(-1, 0), "rollout -1: was never ordered"),
         (Updated(3), r"Updated\(3\): the version must be larger than 3, the version"),
+        (Updated(2), r"Updated\(2\): the version must be larger than 3, the version"),
         (Updated(1.5), "Updated: version must be a whole number of 0 or more, .* got 1.5"),
         (Updated(None), "Updated: version must be a whole number of 0 or more, .* got None"),
         (Done(0, 1, 1, None, 0), "rollout 0: tokens must be a whole number of 0 or more, .* got None"),

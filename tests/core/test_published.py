@@ -9,6 +9,13 @@ def advantages_of(driver):
     return [row.advantage for row in driver.until_batch().batch.rows]
 
 
+def test_dr_grpo_by_hand(drive):
+    """A group of half the spread has half the advantages, where GRPO has the same."""
+    for right in (1.0, 0.5):
+        driver = drive(recipes.dr_grpo(1, 4), 1, {0: [right, 0.0, 0.0, 0.0]})
+        assert advantages_of(driver) == pytest.approx([0.75 * right, *[-0.25 * right] * 3])
+
+
 def test_mopps_by_hand(drive):
     """Prompts that are sure to be solved, or to fail, are hardly drawn any more; the one between is, batch after batch."""
     driver = drive(recipes.mopps(1, 8, decay=1.0), 3, {0: [1.0], 1: [0.0]})

@@ -150,7 +150,11 @@ def test_a_link_to_nowhere_is_not_written_through(tmp_path):
         ([{"q": "?", "a": 1}], {"question": "Q"}, r"mine\.jsonl:1: expected a column 'Q', found 'q', 'a'"),
         ([{"q": 7, "a": 1}], {}, r"mine\.jsonl:1: q must be text or messages \[.*, got 7"),
         ([{"q": [{"role": "user"}], "a": 1}], {}, "content of each message must be str, got None"),
-        ([{"q": [{"role": "assistant", "content": "x"}], "a": 1}], {}, "must end with a question.*give --prefill"),
+        (
+            [{"q": [*TRL[0]["prompt"], {"role": "assistant", "content": "Let me think."}], "a": 2}],
+            {},
+            r"mine\.jsonl:1: q must end with a question, got an assistant's message, .*Let me.*give --prefill",
+        ),
         ([{"q": TRL[0]["prompt"], "a": 1}], {"system": "x"}, "has a system message of its own.*leave --system out"),
         ([{"q": "?", "a": [1, 2]}], {}, r"mine\.jsonl:1: a must be text or a number, got \[1, 2\]"),
         ([{"q": "?", "a": float("inf")}], {}, "a must be text or a number, got inf"),
