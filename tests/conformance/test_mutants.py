@@ -303,6 +303,8 @@ ALL_REPLAY = RECIPES["replay_all"].replay
 ALLOCATORS = [
     # What may not be replayed and is kept for it is not released, which is seen first.
     (5, "foresight", bending(replay=replace(REPLAY, times=9, max_staleness=9))),
+    (5, "foresight", bending(replay=replace(REPLAY, above=-inf))),
+    (5, "replay_all", bending(replay=replace(ALL_REPLAY, times=2))),
     (12, "foresight", bending(replay=replace(REPLAY, rows=99))),
     (5, "grpo", bending(replay=Replay(rows=2, times=1, max_staleness=2))),
     (12, "replay_all", frees_in_time(replay=replace(ALL_REPLAY, times=2))),
