@@ -40,7 +40,6 @@ RECIPES = {
     "darts_none": recipes.darts(groups=4, shortest=3, longest=1, tail="none"),
     "racing": recipes.racing(groups=4, sizes_S=(2, 4), gen_groups=6),
     "rloo": recipes.rloo(groups=4, n=4),
-    "lone_commits": recipes.pilot_commit(groups=1, n_pilot=3, n_commit=1, gen_groups=2),
 }
 ONE_EACH = {  # of which a batch has one row per prompt
     "reinforce": recipes.reinforce(groups=16, neg=0.5),
@@ -52,6 +51,8 @@ ONE_EACH = {  # of which a batch has one row per prompt
     "foresight_replay": recipes.foresight(groups=16, replay=8, replay_staleness=3),
 }
 RECIPES |= ONE_EACH
+# By name, but of another batch than the recipes above.
+ONE_GROUP = {"lone_commits": recipes.pilot_commit(groups=1, n_pilot=3, n_commit=1, gen_groups=2)}
 
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
@@ -116,7 +117,7 @@ def trainer(
     **changes: Any,
 ) -> AllocatedGRPOTrainer:
     """A trainer under a recipe; `changes` of TRL's settings, `driver` for rollalloc's own, `more` for the trainer."""
-    recipe = RECIPES[recipe] if isinstance(recipe, str) else recipe
+    recipe = (RECIPES | ONE_GROUP)[recipe] if isinstance(recipe, str) else recipe
     if recipe in ONE_EACH.values():
         changes = {"num_generations": 2} | changes  # the least that TRL takes
     dataset = prompts() if dataset is None else dataset
