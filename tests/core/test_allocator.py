@@ -834,6 +834,13 @@ def test_a_metric_outside_0_and_1_is_refused_where_a_rule_takes_it_for_a_success
     assert driver.allocator.accounts()["open"] == driver.allocator.paid  # the event was not taken
 
 
+@pytest.mark.parametrize("recipe", [recipes.dapo(2, 2, 2), recipes.pods(2, 4, 2), recipes.racing(2, (2, 4), 4)])
+def test_a_recipe_that_reads_no_success_rate_takes_any_metric(drive, recipe):
+    driver = drive(recipe, rewards={}, default=(-1.0, 2.0))
+    driver.until_batch()
+    assert driver.allocator.accounts()["trained"] == len(driver.allocator.batch.rows)
+
+
 @pytest.mark.parametrize("recipe", [recipes.grpo(2, 2), recipes.dapo(2, 2, 2), recipes.pilot_commit(2, 2, 2, 4)])
 @pytest.mark.parametrize("after", [1, 3])
 def test_a_prompt_that_always_fails_is_drawn_so_many_times_and_no_more(drive, recipe, after):

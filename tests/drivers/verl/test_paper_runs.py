@@ -205,7 +205,9 @@ def test_every_method_of_a_row_has_one_and_the_same_loss(row: str) -> None:
     losses = []
     for method in METHODS:
         config = of_command(command(row, f"method={method}"))
-        assert (checked(config).mode == "sync") == (method in ("dapo", "grpo", "pilot_commit", "pods"))
+        step = checked(config)
+        assert (step.mode == "sync") == (method in ("dapo", "grpo", "pilot_commit", "pods"))
+        assert step.optimizer_steps == 4
         actor = OmegaConf.to_container(config.actor_rollout_ref.actor, resolve=True)
         losses.append(
             (actor, OmegaConf.to_container(config.algorithm), config.actor_rollout_ref.rollout.calculate_log_probs)

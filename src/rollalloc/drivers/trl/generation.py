@@ -18,7 +18,7 @@ from torch import Tensor
 from trl import GRPOTrainer
 
 from rollalloc.drivers.trl.chats import Tokens, eos_ids
-from rollalloc.drivers.trl.sharding import called, in_step, is_sharded, without_wrappers
+from rollalloc.drivers.trl.sharding import called, in_step, is_sharded, model_to_call
 from rollalloc.drivers.trl.turns import Turns
 from rollalloc.generate import sampler
 from rollalloc.generate.sampler import Generation, Request
@@ -135,7 +135,7 @@ class Generator:
 
     def logprobs(self, pairs: Sequence[tuple[Tokens, Tokens]]) -> list[NDArray[np.float32]]:
         """Log-probabilities of the completions' tokens under the model's current weights; see `logprobs_of`."""
-        return logprobs_of(self.trainer, self._bare, pairs)
+        return logprobs_of(self.trainer, self._called_model, pairs)
 
     def _by_trl(self, prompts: Sequence[Tokens]) -> list[Tokens]:
         """Generate as TRL does with transformers' `generate` or continuous batching, but without dropout."""
@@ -155,10 +155,10 @@ class Generator:
         return [self._up_to_the_end(list(tokens)) for tokens in found]
 
     @property
-    def _bare(self) -> Any:
-        """The model, see `without_wrappers`. The search takes time, so it is done once per call of `train`."""
+    def _called_model(self) -> Any:
+        """The model, see `model_to_call`. The search takes time, so it is done once per call of `train`."""
         if self._model is None:
-            self._model = without_wrappers(self.trainer, self.trainer.model_wrapped)
+            self._model = model_to_call(self.trainer, self.trainer.model_wrapped)
         return self._model
 
     @property
@@ -171,7 +171,7 @@ class Generator:
         """The sampler's arguments, except for the requests."""
         trainer = self.trainer
         return {
-            "model": self._bare,
+            "model": self._called_model,
             "sampling": Sampling(
                 trainer.max_completion_length, temperature=trainer.temperature, max_rows=self._rows_at_once
             ),
@@ -214,15 +214,15 @@ def logprobs_of(trainer: Any, model: Any, pairs: Sequence[tuple[Tokens, Tokens]]
 
     Args:
         trainer: TRL's trainer. Its temperature, padding and micro-batch size are used.
-        model: the model.
-        pairs: token ids of (prompt, completion).
+        model: the model, as `model_to_call` returns it.
+        pairs: token ids of (prompt, completion). If the model is sharded, every process must call this, even without pairs.
 
     Returns:
         For each pair, an array with one entry per token of the completion, shape (T,).
     """
     found: list[NDArray[np.float32]] = []
     end = eos_ids(trainer)[:1]
-    with called(trainer, model) as model, in_eval_mode(model):
+    with called(trainer, model) as model:
         for part in in_step(trainer, _parts(pairs, trainer.args.per_device_train_batch_size), (end, end)):
             prompts, completions = zip(*part, strict=True)
             logprobs_BT, _ = completion_logprobs(

@@ -10,6 +10,8 @@ import torch
 from accelerate.utils import gather_object
 from trl.models.utils import unwrap_model_for_generation
 
+from rollalloc.models.likelihood import evaluating, in_eval_mode
+
 _T = TypeVar("_T")
 
 
@@ -28,21 +30,23 @@ def in_step(trainer: Any, parts: Sequence[Sequence[_T]], idle: _T) -> list[Seque
     return [*parts, *[[idle]] * (max(gather_object([len(parts)])) - len(parts))]
 
 
-def without_wrappers(trainer: Any, wrapped: Any) -> Any:
+def model_to_call(trainer: Any, wrapped: Any) -> Any:
     """The model without accelerate's wrappers, which take time. A sharded model keeps them: they gather its weights."""
     return wrapped if is_sharded(trainer) else trainer.accelerator.unwrap_model(wrapped)
 
 
 @contextmanager
 def called(trainer: Any, model: Any) -> Iterator[Any]:
-    """A context in which every process can call the model. The weights that it gathers can be trained afterwards.
+    """A context in which every process can call the model, in eval mode and without gradients.
+
+    A sharded model is not called in inference mode, because the weights that are gathered for it could then not be trained.
 
     Args:
         trainer: TRL's trainer.
-        model: what `without_wrappers` returned.
+        model: what `model_to_call` returned.
     """
     if not is_sharded(trainer):
-        with torch.inference_mode():
+        with evaluating(model):
             yield model
     elif trainer.is_deepspeed_enabled and model is trainer.model_wrapped:
         # As TRL generates. With its hooks in place, DeepSpeed would expect the training step to continue this forward pass.
@@ -50,10 +54,11 @@ def called(trainer: Any, model: Any) -> Iterator[Any]:
         with (
             torch.no_grad(),
             unwrap_model_for_generation(model, trainer.accelerator, gather_deepspeed3_params=gather) as unwrapped,
+            in_eval_mode(unwrapped),
         ):
             yield unwrapped
     else:
-        with torch.no_grad():
+        with torch.no_grad(), in_eval_mode(model):
             yield _Sharded(model, trainer.accelerator.unwrap_model(model))
 
 

@@ -17,7 +17,7 @@ from rollalloc.drivers.trl.chats import Tokens
 from rollalloc.drivers.trl.checks import steps_per_batch
 from rollalloc.drivers.trl.generation import Generator, logprobs_of, widened
 from rollalloc.drivers.trl.rollout import Rollout, idle_rollout
-from rollalloc.drivers.trl.sharding import without_wrappers
+from rollalloc.drivers.trl.sharding import model_to_call
 from rollalloc.models.likelihood import padded
 from rollalloc.train.objective import Clip
 
@@ -196,9 +196,9 @@ def _reference_logprobs(trainer: Any, filled: Sequence[Rollout]) -> list[NDArray
     """
     model = trainer.accelerator.unwrap_model(trainer.model_wrapped)
     if trainer.ref_model is not None:
-        reference, without_adapter = without_wrappers(trainer, trainer.ref_model), nullcontext()
+        reference, without_adapter = model_to_call(trainer, trainer.ref_model), nullcontext()
     else:
-        reference = without_wrappers(trainer, trainer.model_wrapped)
+        reference = model_to_call(trainer, trainer.model_wrapped)
         without_adapter = use_adapter(model, "ref" if "ref" in model.peft_config else None)
     with without_adapter:
         return logprobs_of(trainer, reference, _pairs(filled))
