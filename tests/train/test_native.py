@@ -263,8 +263,8 @@ def test_a_gradient_that_diverges_is_an_error(trainer_of):
         trainer.run()
 
 
-def test_weights_that_diverge_in_the_last_update_are_an_error(trainer_of, prompts_of, tmp_path):
-    """Nothing is generated after it, so that only the evaluation can see it; NaN is not an accuracy."""
+def test_weights_that_diverge_in_the_last_update_are_an_error(trainer_of, prompts_of):
+    """Nothing is generated or saved after it, so that only the evaluation can see it; NaN is not an accuracy."""
 
     def poison(line):
         if line["kind"] == "batch":
@@ -272,10 +272,9 @@ def test_weights_that_diverge_in_the_last_update_are_an_error(trainer_of, prompt
                 trainer.policy.model.lm_head.weight.fill_(math.nan)
 
     answers = HeldOut(prompts_of(4), ((FIRST_IMAGE, EOS_ID),) * 4)
-    trainer = trainer_of(RECIPES["grpo"], max_batches=1, heldout=answers, listener=poison, folder=tmp_path)
+    trainer = trainer_of(RECIPES["grpo"], max_batches=1, heldout=answers, listener=poison)
     with pytest.raises(FloatingPointError, match="held-out accuracy is nan"):
         trainer.run()
-    assert [line["kind"] for line in lines_of(tmp_path)] == ["eval", "batch", "failed"]
 
 
 # Held-out prompts

@@ -11,7 +11,7 @@ import errno
 import json
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +31,8 @@ log = logging.getLogger(__name__)
 
 SCHEMA = 4  # schema number of a checkpoint
 _MANIFEST, _STATE = "manifest.json", "state.json"
-FILES = ("weights", "optimizer", "payloads")  # files of tensors in each checkpoint of the native trainer
+PAYLOADS = "payloads"  # file of the tensors of rollouts
+FILES = ("weights", "optimizer", PAYLOADS)  # files of tensors in each checkpoint of the native trainer
 TRAINED = "trained"  # with averaging: file of the trained weights; the file `weights` has the mean
 _HIDDEN = ".unfinished-"  # prefix of a folder while it is being written or removed
 _TEMPORARY = re.compile(r"\.tmp\w{6}")  # temporary name of a file that safetensors is writing
@@ -137,6 +138,11 @@ def load_newest(folder: Path) -> Checkpoint:
         CorruptCheckpoint: all checkpoints are damaged.
         ValueError: a checkpoint has another schema.
     """
+    return next(undamaged(folder))
+
+
+def undamaged(folder: Path) -> Iterator[Checkpoint]:
+    """The undamaged checkpoints in a run's folder, newest first. Log a warning for each damaged one. See `load_newest`."""
     parent = folder / CHECKPOINTS
     numbers = sorted(_numbers(parent), reverse=True)
     if not numbers:
@@ -144,13 +150,14 @@ def load_newest(folder: Path) -> Checkpoint:
     reasons: list[str] = []
     for number in numbers:
         try:
-            return _read(parent / str(number), number)
+            yield _read(parent / str(number), number)
         except CorruptCheckpoint as error:
             log.warning("%s", error)
             reasons.append(str(error))
-    raise CorruptCheckpoint(
-        parent, f"none of the checkpoints {numbers} is whole ({reasons[0]}); start a new run with --overwrite"
-    )
+    if len(reasons) == len(numbers):
+        raise CorruptCheckpoint(
+            parent, f"none of the checkpoints {numbers} is whole ({reasons[0]}); start a new run with --overwrite"
+        )
 
 
 def _read(place: Path, batches: int) -> Checkpoint:

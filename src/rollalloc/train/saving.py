@@ -5,15 +5,18 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from rollalloc.core.recipe import Budget
 from rollalloc.files.atomic import sync
 from rollalloc.files.names import CHECKPOINTS, METRICS, ROLLOUTS
+from rollalloc.models.finite import Diverged, check_tensors, first_not_finite
 from rollalloc.train import checkpoint
-from rollalloc.train.checkpoint import Checkpoint
+from rollalloc.train.checkpoint import PAYLOADS, Checkpoint
 from rollalloc.train.config import Config
 from rollalloc.train.folder import RunFolder
 from rollalloc.train.schedule import share_spent
@@ -52,11 +55,20 @@ class Checkpoints:
         return enough_batches or (minutes is not None and time.monotonic() - self._saved_s >= 60 * minutes)
 
     def save(self) -> bool:
-        """Write a checkpoint. Return False if this batch's checkpoint exists already, or if the run writes nothing."""
+        """Write a checkpoint. Return False if this batch's checkpoint exists already, or if the run writes nothing.
+
+        Raises:
+            Diverged: a weight, or a moment of the optimizer, is not finite.
+            OSError: see `checkpoint.save`.
+        """
         batches = self._state.counters.batches
         if self._place is None or self.newest == batches:
             return False
         state, tensors = self._state.packed(synced_sizes(self._place.path))
+        try:
+            check_tensors(_trained_in(tensors), f"after batch {batches}, so no checkpoint of them is written")
+        except Diverged as error:
+            raise Diverged(f"{error}; {self.where()}") from None
         checkpoint.save(self._place.path, batches, state, tensors, keep=self._config.keep_checkpoints)
         self.newest = batches
         self.start_clock()
@@ -65,7 +77,7 @@ class Checkpoints:
     def where(self) -> str:
         """Say where the newest checkpoint is, for a message about a run that ended early."""
         if self._place is None or self.newest is None:
-            return "there is no checkpoint, because nothing was generated"
+            return "there is no checkpoint yet"
         return f"a checkpoint after batch {self.newest} is in {self._place.path}; --resume continues from it"
 
     def load(self, *, accept_recipe: bool, accept_data: bool) -> ChangedData | None:
@@ -80,6 +92,7 @@ class Checkpoints:
         try:
             self._place.lock()
             saved = checkpoint.load_newest(folder)
+            _refuse_diverged(saved, folder)
             changed = self._state.refuse_another(saved, folder, accept_data=accept_data)
             _refuse_cut_files(saved, folder)
             remap = changed is not None and changed.prompts is not None
@@ -130,6 +143,33 @@ def cut(folder: Path, written: Mapping[str, int]) -> None:
     for name in _GROWING:
         if (folder / name).exists():
             os.truncate(folder / name, written.get(name, 0))
+
+
+def _refuse_diverged(saved: Checkpoint, folder: Path) -> None:
+    """Raise an error if the checkpoint's weights are not finite. The message names the newest checkpoint that is."""
+    if (name := first_not_finite(_trained_in(saved.tensors))) is None:
+        return
+    newest = folder / CHECKPOINTS / str(saved.batches)
+    earlier = (each for each in checkpoint.undamaged(folder) if each.batches < saved.batches)
+    whole = next((each.batches for each in earlier if first_not_finite(_trained_in(each.tensors)) is None), None)
+    raise Diverged(
+        f"{newest} cannot be resumed: its weights are not finite, the first of them is {name}. "
+        + (
+            "No other checkpoint is finite; start a new run with --overwrite"
+            if whole is None
+            else f"The newest finite checkpoint is after batch {whole}; to go on from it, remove the later ones"
+        )
+    )
+
+
+def _trained_in(tensors: Mapping[str, Mapping[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """The weights and moments in the files of a checkpoint. (A rollout's log-probabilities may be unknown, which is NaN.)"""
+    return (
+        (f"{name} of {file}", tensor)
+        for file, of_file in tensors.items()
+        if file != PAYLOADS
+        for name, tensor in of_file.items()
+    )
 
 
 def _refuse_cut_files(saved: Checkpoint, folder: Path) -> None:

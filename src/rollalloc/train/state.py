@@ -20,7 +20,7 @@ from rollalloc.core.saving import another
 from rollalloc.data.prompts import EncodedPrompts
 from rollalloc.generate.engine import RolloutEngine
 from rollalloc.models.policy import Policy
-from rollalloc.train.checkpoint import Checkpoint
+from rollalloc.train.checkpoint import PAYLOADS, Checkpoint
 from rollalloc.train.config import Config
 from rollalloc.train.evaluation import HeldOut
 
@@ -106,7 +106,11 @@ class Updates(Protocol):
         measure_kl: bool = False,
         between_passes: Callable[[], None] | None = None,
     ) -> dict[str, Any]:
-        """Train on a batch and return its figures. See `Updater.update` for the arguments."""
+        """Train on a batch and return its figures. See `Updater.update` for the arguments.
+
+        Raises:
+            Diverged: the loss, the gradient or the weights are not finite.
+        """
         ...
 
     def save(self, batches: int) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
@@ -170,7 +174,7 @@ class RunState:
             "written": dict(written),
             **entries,
         }
-        return state, {**weights, "payloads": payloads}
+        return state, {**weights, PAYLOADS: payloads}
 
     def refuse_another(self, saved: Checkpoint, place: Path, *, accept_data: bool) -> ChangedData | None:
         """Raise an error if a checkpoint belongs to another run. With `accept_data`, its data may differ.
@@ -218,7 +222,7 @@ class RunState:
         rollouts = state["rollouts"]
         if remap and "stream" in rollouts:  # rollouts in flight start again: their prompts may have changed
             rollouts = rollouts | {"stream": None}
-        self.engine.load_state(rollouts, saved.tensors["payloads"])
+        self.engine.load_state(rollouts, saved.tensors[PAYLOADS])
         for name, value in state["counters"].items():
             setattr(self.counters, name, value)
         self.updater.steps = state["optimizer_steps"]

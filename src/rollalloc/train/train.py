@@ -34,6 +34,7 @@ from rollalloc.generate.stream.backend import BackendDied
 from rollalloc.generate.stream.begin import begin, refuse_unfit_model
 from rollalloc.generate.sync_engine import SyncEngine
 from rollalloc.models.behaviour import Behaviour
+from rollalloc.models.finite import Diverged, in_batch
 from rollalloc.models.policy import Policy
 from rollalloc.processes.stopping import Stopped, StopRequest
 from rollalloc.rewards.scorers import Scorer
@@ -196,6 +197,8 @@ class Loop(ABC):
             NoScores: no rollout got a score, or the recent rollouts got none.
             MetricError: a metric is outside [0, 1], and a rule of the recipe reads it as a success rate.
             BackendDied: the generating process died or stopped responding; a checkpoint was written.
+            Diverged: a loss, a gradient or a weight is not finite. The message names the batch, its prompts and the last
+                checkpoint, which is finite.
             OSError: a checkpoint could not be written. The previous checkpoint is kept.
         """
         try:
@@ -308,13 +311,16 @@ class Loop(ABC):
         recipe, counters = self.allocator.recipe, self.counters
         figures_of_batch = of_batch(self.allocator, batch)
         self._give_notices(figures_of_batch)
-        figures = self.updater.update(
-            batch,
-            self.engine.generations,
-            spent=share_spent(recipe.budget, self.config.max_batches, counters.batches, counters.made),
-            measure_kl=recipe.reads_kl,
-            between_passes=self._go_on,
-        )
+        try:
+            figures = self.updater.update(
+                batch,
+                self.engine.generations,
+                spent=share_spent(recipe.budget, self.config.max_batches, counters.batches, counters.made),
+                measure_kl=recipe.reads_kl,
+                between_passes=self._go_on,
+            )
+        except Diverged as error:
+            raise in_batch(error, batch, self.keys.__getitem__, self.checkpoints.where()) from None
         counters.batches += 1
         groups = len({row.group for row in batch.rows if not row.replays})
         has_signal = any(row.advantage for row in batch.rows)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
-from math import isfinite
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,6 +19,7 @@ from rollalloc.core.events import Batch, Row
 from rollalloc.core.seeds import rng
 from rollalloc.generate.sampler import Generation
 from rollalloc.models.adapter import digest_of
+from rollalloc.models.finite import check_figures, check_tensors
 from rollalloc.models.likelihood import Tokens, completion_logprobs, sent
 from rollalloc.models.policy import Policy, computing, in_bf16
 from rollalloc.models.recomputing import recomputing
@@ -148,7 +148,8 @@ class Updater:
             "approx_kl", in nats per token.
 
         Raises:
-            FloatingPointError: a gradient is not finite.
+            Diverged: the loss or the gradient is not finite, and the step was not taken; or the step made a weight
+                infinite or NaN.
         """
         self._between_passes = between_passes
         examples = self._examples(batch, generations, measure_kl=measure_kl)
@@ -240,14 +241,14 @@ class Updater:
         """Take one optimizer step on the loss of a mini-batch."""
         names, figures = self._backward(examples)
         norms = torch.nn.utils.clip_grad_norm_(self._parameters, self.config.max_grad_norm)
-        *found, norm = torch.cat([figures, norms.double()[None]]).tolist()  # the only wait for the device in a step
-        if not isfinite(norm):
-            what = f"the gradient's norm is {norm} in optimizer step {self.steps + 1}: the training diverged"
-            raise FloatingPointError(f"{what}; try a smaller learning rate")
+        *found, norm = torch.cat([figures, norms.double()[None]]).tolist()  # waits for the device
+        measured = {"the loss": found[0], "the gradient's norm": norm}
+        check_figures(measured, self.steps + 1, "the step was not taken")
         self.steps += 1
         for group in self.optimizer.param_groups:
             group["lr"] = self.config.learning_rate * self.config.schedule.share(self.steps, spent)
         self.optimizer.step()
+        check_tensors(trained(self.model), f"after optimizer step {self.steps}")
         self._average.take(self.steps, len(examples))
         return {**dict(zip(names, found, strict=True)), "grad_norm": norm}
 

@@ -17,6 +17,7 @@ from rollalloc.core.errors import NoScores
 from rollalloc.drivers.tinker import Prices, Remote, ServiceFailed
 from rollalloc.drivers.tinker.service import MODEL_FILE
 from rollalloc.generate.sampling import Sampling
+from rollalloc.models.finite import Diverged
 from rollalloc.processes.stopping import Stopped
 from rollalloc.runs.metrics import paths, undeclared
 from rollalloc.train.objective import Clip, Loss
@@ -106,6 +107,25 @@ def test_what_is_trained_on_is_what_sampled_it(by_hand, trainer_of):
     one = {"episodes": rewarded(1), "optimizer_steps_per_batch": 2, "learning_rate": 1.0}
     trainer_of(recipes.grpo(groups=1, n=16), 64, **one, listener=lines.append).run()
     assert max(line["sampler_kl"] for line in lines if "sampler_kl" in line) > 1e-4
+
+
+def test_weights_of_a_step_that_is_not_finite_are_not_kept(by_hand, trainer_of, tmp_path):
+    cloud = Cloud()
+    trainer = trainer_of(rollouts=64, cloud=cloud, folder=tmp_path, checkpoint_every=1)
+    step, steps = trainer.service.step, []
+
+    def diverging(*given):
+        logprobs, measured = step(*given)
+        steps.append(1)
+        return logprobs, measured | ({"grad_norm": float("nan")} if len(steps) == 3 else {})
+
+    trainer.service.step = diverging
+    with pytest.raises(Diverged, match=r"grad_norm is nan in optimizer step 3: .* with the prompts toy/") as error:
+        trainer.run()
+    before = trainer.counters.batches
+    assert f"was batch {before + 1}, " in str(error.value)
+    assert f"A checkpoint after batch {before} is in {tmp_path}" in str(error.value)
+    assert [path.split("batch-")[1].split("-")[0] for path in cloud.kept] == [str(n + 1) for n in range(before)]
 
 
 def test_clipping_is_the_services_own(by_hand, trainer_of):

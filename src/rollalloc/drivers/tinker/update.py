@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from math import isfinite
 from secrets import token_hex
 from typing import Any, ClassVar
 
@@ -16,7 +15,8 @@ from rollalloc.core.events import Batch, Row
 from rollalloc.drivers.tinker.costs import Usage
 from rollalloc.drivers.tinker.service import Service
 from rollalloc.drivers.tinker.trajectories import Piece, Trajectory
-from rollalloc.train.checkpoint import Checkpoint
+from rollalloc.models.finite import check_figures
+from rollalloc.train.checkpoint import PAYLOADS, Checkpoint
 from rollalloc.train.config import Config
 from rollalloc.train.loss import shares
 from rollalloc.train.update import mini_batches
@@ -44,7 +44,7 @@ class RemoteUpdater:
     """
 
     entries: ClassVar[tuple[str, ...]] = ("tinker",)
-    files: ClassVar[tuple[str, ...]] = ("payloads",)
+    files: ClassVar[tuple[str, ...]] = (PAYLOADS,)
 
     def __init__(self, service: Service, config: Config) -> None:
         self.service, self.config = service, config
@@ -79,7 +79,7 @@ class RemoteUpdater:
 
         Raises:
             ServiceFailed: the service failed.
-            FloatingPointError: a metric is not finite.
+            Diverged: a metric is not finite.
         """
         metrics: list[dict[str, float]] = []
         config = self.config
@@ -122,11 +122,8 @@ class RemoteUpdater:
         thresholds = {"clip_low_threshold": 1 - clip.low, "clip_high_threshold": 1 + clip.high} if clips else None
         logprobs, measured = self.service.step(data, adam, thresholds)
         distance = _distance(data, logprobs)
-        for name, value in (measured | distance).items():
-            if not isfinite(value):
-                raise FloatingPointError(
-                    f"{name} is {value} in optimizer step {self.steps}: the training diverged; try a smaller learning rate"
-                )
+        # The service takes the step together with the backward pass, before we know the figures.
+        check_figures(measured | distance, self.steps, "the service took the step, but its weights are not saved")
         return {_renamed(name): value for name, value in measured.items()} | distance
 
 
