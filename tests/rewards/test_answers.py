@@ -38,6 +38,21 @@ def ask(function, completion, ground_truth):
         (r"\boxed {42}", "42"),
         (r"\boxed{\boxed{4}}", "4"),
         ("42", None),
+        (r"so \fbox{17}.", "17"),
+        (r"\fbox{\boxed{5}}", "5"),
+        (r"\boxed{6}, no, \fbox{9}", "9"),
+        (r"\fbox{9}, no, \boxed{6}", "6"),
+        (r"\fbox{9}, no, $\boxed 6$. We had 3 cases.", "6"),
+        (r"\boxed{6} or \fbox{9", None),
+        (r"$\boxed8$", "8"),
+        (r"Hence \boxed -3.5, as claimed.", "-3.5"),
+        (r"Hence $\boxed \frac{\sqrt{5}}{2}$.", r"\frac{\sqrt{5}}{2}"),
+        (r"It is \boxed (C) of these", "(C)"),
+        (r"\(\boxed 5\)", "5"),
+        # The command alone is no box.
+        (r"\boxed{6}, as asked in \boxed form", "6"),
+        (r"\boxed{6} (in \boxed), \boxedtext", "6"),
+        ("\\boxed\n7", None),
     ],
 )
 def test_the_last_box(text, answer):
@@ -116,6 +131,12 @@ def test_a_choice_of_one_s_own():
         (numeric, "#### 5 apples. They cost 3.", "5", RIGHT),
         (numeric, "#### 1.5", "1.5", RIGHT),
         (numeric, "#### 42.", "42", RIGHT),
+        # A box of any kind comes before what follows it.
+        (numeric, r"So \fbox{17}. This took 3 steps.", "17", RIGHT),
+        (numeric, r"The sum is $\boxed 8$. There were 3 cases.", "8", RIGHT),
+        (numeric, r"The sum is $\boxed 8$. There were 3 cases.", "3", WRONG),
+        (numeric, "\\fbox{17}\n#### Check of all 3 cases", "17", RIGHT),
+        (exact, r"\fbox{Paris} is nice", "Paris", RIGHT),
     ],
 )
 def test_text_and_numbers(function, completion, ground_truth, outcome):
@@ -148,6 +169,17 @@ def test_text_and_numbers(function, completion, ground_truth, outcome):
         ("2 × 10³", "2000", RIGHT),
         ("10^{-7}", "1e-7", RIGHT),
         ("x^{-3}", "3", WRONG),
+        (r"0.\overline{6}", "2/3", RIGHT),
+        (r"-1.2\overline{3}", "-37/30", RIGHT),
+        (r"0.\bar 6", "2/3", RIGHT),
+        (r"0.\dot{6}", "2/3", RIGHT),
+        (r"0.\dot{4}2857\dot{1}", "3/7", RIGHT),
+        ("0.(27)", "3/11", RIGHT),
+        (r"1,234.\overline{5}", "11111/9", RIGHT),
+        (r"66.\overline{6}\%", "2/3", RIGHT),
+        (r"0.\overline{9}", "1", RIGHT),
+        (r"0.\overline{6}", "6", WRONG),
+        (r"0.0\overline{6}", "2/3", WRONG),
     ],
 )
 def test_a_number_in_every_spelling(answer, ground_truth, outcome):
@@ -221,6 +253,31 @@ GROUND_TRUTHS = {  # forms in which public sets write them, each in another spel
     "ranking": (r"\text{C, A, B}", "C, A, B", "A, B, C"),
     "sentence": (r"\text{no solution}", "No solution", "one solution"),
     "choice": (r"\text{(C)}", r"\textbf{(C)} 12", r"\textbf{(D)} 12"),
+    "choice with its option": (r"\textbf{(C)}\ 12", "C", "(D) 12"),
+    "choice with its words": ("(C) Rome", "C: Rome", "(D) Rome"),
+    "name with an initial": ("A. Einstein", "A. Einstein.", "A. Fleming"),
+    "repeating": (r"\frac{5}{6}", r"0.8\overline{3}", r"0.\overline{83}"),
+    "repeating within": (r"\frac{\pi}{3}", r"0.\overline{3}\pi", r"0.\overline{4}\pi"),
+    "upright e": (r"\frac{\mathrm{e}+2}{\mathrm{e}}", r"1+\frac{2}{e}", r"1-\frac{2}{\mathrm{e}}"),
+    "upright e by rm": (r"{\rm e}^2+1", "1+e^2", "1-e^2"),
+    "upright i": (r"5-2\mathrm{i}", "-2i+5", r"5+2\mathrm{i}"),
+    "upright pi": (r"3\mathrm{\pi}", r"3\pi", "3"),
+    "upright logarithm": (r"3\operatorname{ln} 2", r"\ln 8", r"\ln 6"),
+    "upright logarithm as text": (r"3\mathrm{ln}\, 2", r"\operatorname{ln} 8", r"\mathrm{ln} 6"),
+    "upright tangent": (r"\operatorname{arctg}\frac{1}{2}", r"\arctan 0.5", r"\operatorname{ctg}\frac12"),
+    "index e": (r"v_{\mathrm{e}}", "v_e", "v_i"),
+    "fraction without braces": (r"\frac\pi 3", r"\pi/3", "3"),
+    "root without braces": (r"\sqrt\frac12", r"\frac{\sqrt2}{2}", r"\frac12"),
+    "root of a letter": (r"\frac{1}{\sqrt{n}}", r"\sqrt{1/n}", r"\sqrt{n}"),
+    "root of a quotient": (r"\sqrt{1+\frac{1}{n}}", r"\frac{\sqrt{n+1}}{\sqrt{n}}", r"\frac{\sqrt{n-1}}{\sqrt{n}}"),
+    "root and sign": (r"T=2\pi\sqrt{\frac{l}{g}}", r"T=\frac{2\pi\sqrt l}{\sqrt g}", r"T=-\frac{2\pi\sqrt l}{\sqrt g}"),
+    "cube root": (r"\sqrt[3]{\frac{a}{b}}", r"\frac{\sqrt[3]{a}}{\sqrt[3]{b}}", r"\sqrt[3]{\frac{b}{a}}"),
+    "logarithm of a quotient": (r"\ln\frac{a}{b}", r"\ln a-\ln b", r"\ln b-\ln a"),
+    # Of these letters nothing says that they are positive.
+    "absolute value": ("|x|", r"\sqrt{x^2}", "x"),
+    "root of a square": (r"\sqrt{x^2}", "|x|", "x"),
+    "logarithm of an absolute value": (r"2\ln|x|", r"2\ln\left|x\right|", r"2\ln x"),
+    "box of another kind": (r"\fbox{17}", "17", "71"),
     "point": (r"\left( 3, \frac{\pi}{2} \right)", r"(3,\pi/2)", r"(\frac{\pi}{2}, 3)"),
     "hundreds": ("(100,200,300)", "(100, 200, 300)", "(100, 300, 200)"),
     "hundreds in LaTeX": ("(2,251,252)", r"(2,\, 251,\, 252)", r"(2,\, 252,\, 251)"),
@@ -273,6 +330,59 @@ def test_a_ground_truth_is_right_against_itself_and_wrong_against_another(math, 
     assert ask(math.compute_score, f"We count. The answer is {wrong}. That is all.", truth) == WRONG
 
 
+@pytest.mark.parametrize(
+    ("ground_truth", "answer"),
+    [(r"|x|\sqrt[3]{x}", r"x\sqrt[3]{x}"), (r"2\sqrt{x^2}", r"x+\sqrt{x^2}")],
+)
+def test_a_letter_that_may_be_negative_is_not_taken_for_positive(math, ground_truth, answer):
+    assert ask(math.required, f"\\boxed{{{answer}}}", ground_truth) == WRONG
+
+
+CHOICES = {  # answers, by whether they choose A
+    True: [
+        "A",
+        "(A).",
+        "A. Rome",
+        "A) Rome",
+        "(A) Rome",
+        "A: Rome",
+        "A - Rome",
+        "A – none of these",
+        "(A) 12",
+        "(A) (1, 2)",
+        r"(A) \frac12",
+        r"\text{(A) Rome}",
+        r"\textbf{(A)}\ \text{Rome}",
+        "option A",
+        "(A) B, C and D turn right",
+        "(A) All of the above",
+    ],
+    False: [
+        "Rome",
+        "Actually Rome",
+        "A cat",
+        "A:B",
+        "A - x",
+        "(A) or (B)",
+        "A and B",
+        "A, B",
+        "(A)(B)",
+        "B. Ankara",
+        "(B) A, C and D turn right",
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("answer", "chosen"), [(answer, chosen) for chosen, answers in CHOICES.items() for answer in answers]
+)
+def test_of_a_choice_with_words_the_letter_counts(math, answer, chosen):
+    expected = RIGHT if chosen else WRONG
+    assert ask(math.required, f"\\boxed{{{answer}}}", "A") == expected
+    assert ask(math.compute_score, f"We look at each. The answer is {answer}", "A") == expected
+    assert ask(math.compute_score, f"**ANSWER:** {answer}", "A") == expected
+
+
 BOXES = {  # a right answer, by what is asked for
     r"\boxed{4}": {"required", "preferred", "any"},
     "The answer is 4.": {"preferred", "any"},
@@ -282,6 +392,10 @@ BOXES = {  # a right answer, by what is asked for
     r"The answer is 4: \boxed{4": set(),
     r"\boxed{4}, or rather \boxed{3": set(),
     r"\boxed{}": set(),
+    r"\fbox{4}": {"required", "preferred", "any"},
+    r"$\boxed 4$, by 3 steps": {"required", "preferred", "any"},
+    r"\boxed{4}, no: \fbox{3}": set(),
+    r"\fbox{4": set(),
 }
 
 

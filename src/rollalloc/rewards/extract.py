@@ -8,16 +8,29 @@ from dataclasses import dataclass
 
 Extractor = Callable[[str], str | None]
 
-_BOX = re.compile(r"\\boxed\s{0,9}\{")
+# The command of a box. Without a brace, it is a box only before a number, a single letter, a command or parentheses, as in
+# `\boxed 2`; otherwise a sentence only mentions the command.
+_BOX = re.compile(
+    r"\\(?:boxed|fbox)(?![a-zA-Z])(?:\s{0,9}\{"
+    r"|[ \t]{0,9}(?=[-+]?(?:\.?[0-9]|[a-zA-Z](?![a-zA-Z])|\\[a-zA-Z]|\((?![a-zA-Z]{2})[^()$\n]{0,99}\))))"
+)
 _BRACE = re.compile(r"\\[\\{}]|[{}]")  # escaped braces match too, so that they are skipped
+_UNBRACED = re.compile(r"(?:\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}|\([^()$\n]*\)|\\[a-zA-Z]+|[^\s$\\{}()])+")
 _NEXT_SENTENCE = re.compile(r"(?<=[\w)}%$])[.!?]\s+(?=[A-Z])")
 
 
 def boxed(text: str) -> str | None:
-    r"""The content of the last `\boxed{...}`; None if there is no box or if the last box is not closed."""
-    start = _end_of_last_box_command(text)
+    r"""The content of the last box: `\boxed{...}`, `\fbox{...}`, or `\boxed` before a number, a letter or a formula without
+    spaces.
+
+    None if there is no box, or if the last box is not closed.
+    """
+    start = _start_of_last_box(text)
     if start is None:
         return None
+    if text[start - 1] != "{":
+        content = _UNBRACED.match(text, start)
+        return content and content[0].rstrip(".,;:!?")
     depth = 1
     for brace in _BRACE.finditer(text, start):
         depth += {"{": 1, "}": -1}.get(brace[0], 0)
@@ -27,8 +40,8 @@ def boxed(text: str) -> str | None:
 
 
 def is_cut_off(text: str) -> bool:
-    r"""Whether the last `\boxed{` is not closed, because the completion ended inside its answer."""
-    return _end_of_last_box_command(text) is not None and boxed(text) is None
+    r"""Whether the last box is not closed, because the completion ended inside its answer."""
+    return _start_of_last_box(text) is not None and boxed(text) is None
 
 
 def after_hashes(text: str) -> str | None:
@@ -42,9 +55,10 @@ def after_hashes(text: str) -> str | None:
 
 
 def final(text: str) -> str | None:
-    r"""The last `\boxed{...}`; without a box, the sentence after the last `####`; without either, the whole text.
+    r"""The content of the last box; without a box, the sentence after the last `####`; without either, the whole text.
 
-    None if the last box is not closed: then the completion was cut off, and an earlier box is not its answer.
+    A box is preferred to `####`, which also begins a heading in Markdown. None if the last box is not closed: then the
+    completion was cut off, and an earlier box is not its answer.
     """
     if is_cut_off(text):
         return None
@@ -55,11 +69,12 @@ def final(text: str) -> str | None:
     return text
 
 
-def _end_of_last_box_command(text: str) -> int | None:
-    end = None
+def _start_of_last_box(text: str) -> int | None:
+    """Where the content of the last box begins; None if there is no box."""
+    start = None
     for command in _BOX.finditer(text):
-        end = command.end()
-    return end
+        start = command.end()
+    return start
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@ r"""Rewards for mathematical answers. They use math-verify, and checks of our ow
 
 An answer is compared with the ground truth in four steps. The steps are tried in order until one decides:
 
-1. If both are the same text after normalization (`_plain`), the answer is right.
+1. If both are the same text after normalization (`plain`), or the same letter of multiple choice, the answer is right.
 2. If both are numbers, the answer is right if their values are equal, and wrong if they are not. If one of them may be
    rounded (`_may_be_rounded`), the values need to agree only to six decimals and six significant digits.
 3. If the answer or the ground truth is text or a time of day, the answer is wrong. The same holds if they are numbers in
@@ -26,6 +26,7 @@ from typing import Any, Literal, get_args
 
 from rollalloc.rewards.extract import boxed, is_cut_off
 from rollalloc.rewards.notation import Number, as_number, in_latex, same_number
+from rollalloc.rewards.spelling import choice, choice_of_truth, is_text, plain, upright
 
 try:
     import sympy
@@ -84,14 +85,17 @@ class MathVerify:
 
     def _is_right(self, gold: _Gold, answer: str) -> bool:
         """Whether an answer is right. `answer` is the answer alone, without surrounding text."""
-        if not (plain := _plain(answer)):
+        answer = upright(answer)
+        if not (text := plain(answer)):
             return False
-        if plain == gold.plain or (gold.is_choice and _choice(plain) == _choice(gold.plain)):
+        if text == gold.plain:
             return True
+        if gold.choice is not None and (letter := choice(answer)) is not None:
+            return letter == gold.choice
         number = as_number(answer)
         if gold.number is not None and number is not None:
             return same_number(number, gold.number, _rounded if _may_be_rounded(number, gold.number) else eq)
-        if _refused(gold.plain, plain):
+        if _refused(gold.plain, text):
             return False
         return self._any_equal(gold.parsed, _parse(_in_box(in_latex(answer)), self.timeout_s))
 
@@ -99,7 +103,7 @@ class MathVerify:
         """Whether a text without a box gives the right answer."""
         if any(self._is_right(gold, answer) for answer in _stated(text)):
             return True
-        return not gold.must_be_stated and self._any_equal(gold.parsed, _parse(in_latex(text), self.timeout_s))
+        return not gold.must_be_stated and self._any_equal(gold.parsed, _parse(in_latex(upright(text)), self.timeout_s))
 
     def _any_equal(self, golds: list[Any], answers: list[Any]) -> bool:
         """Whether any pair is equal. Raise TimeoutError if no pair is equal, but a comparison took too long."""
@@ -115,6 +119,7 @@ class MathVerify:
         return False
 
     def _equal(self, gold: Any, answer: Any) -> bool:
+        gold, answer = _within(self.timeout_s, partial(timeout(self.timeout_s)(_real), gold, answer)) or (gold, answer)
         if _within(self.timeout_s, partial(timeout(self.timeout_s)(_differ), gold, answer)):
             return False
         compare = partial(
@@ -134,17 +139,17 @@ class _Gold:
 
     def __init__(self, text: str, timeout_s: int) -> None:
         box = boxed(text)
-        self._text = (text if box is None else box).replace(r"\$", "").replace("$", "")
+        self._text = upright(text if box is None else box).replace(r"\$", "").replace("$", "")
         self._timeout_s = timeout_s
-        self.plain = _plain(self._text)
+        self.plain = plain(self._text)
         if not self.plain:
             raise ValueError(f"ground truth {short(text)} is empty; mathematical rewards need a ground truth")
         self.number = as_number(self._text)
-        self.is_choice = _LETTER.fullmatch(self.plain) is not None
+        self.choice = choice_of_truth(self._text)
         # In a text without a box, math-verify may find a single number, and calls it equal to an equation that ends with
         # this number: 5 equals x = 5, for example. So a ground truth in words, an equation or a number in another base is
         # compared only with an answer that the text states, for example after "answer is".
-        self.must_be_stated = _is_text(self.plain) or "=" in self.plain or _IN_BASE.fullmatch(self.plain) is not None
+        self.must_be_stated = is_text(self.plain) or "=" in self.plain or _IN_BASE.fullmatch(self.plain) is not None
 
     @cached_property
     def parsed(self) -> list[Any]:
@@ -157,51 +162,9 @@ class _Gold:
 
 _gold = lru_cache(_GOLDS)(_Gold)
 
-# ------------------------------------------------------------------------------------------------ one spelling of a text
-
-_TEXT = re.compile(r"\\(?:text(?:bf|it|rm|normal)?|mbox|math(?:rm|bf|it)|operatorname|rm|bf)\s?\{([^{}]*)\}")
-_SPELLINGS = tuple(
-    (re.compile(pattern), spelling)
-    for pattern, spelling in (
-        (r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|limits|quad|qquad)(?![a-zA-Z])|\\[,!:; ()\[\]]|~|\$", " "),
-        (r"\\(leq?|geq?)(?:slant)?(?![a-zA-Z])", lambda match: "\\" + match[1][:2]),
-        (r"([_^])\s?\{\s?(\w+)\s?\}", r"\1\2"),
-        (r"\s+(?![0-9])|(?<![0-9])\s+", ""),
-        (r"\\%", "%"),
-        (r"\.+$", ""),
-    )
-)
-
-
-def _plain(answer: str) -> str:
-    """Normalize an answer: remove differences in spelling that have no meaning. Answers with equal results are equal."""
-    plain = _TEXT.sub(r" \1 ", in_latex(answer.strip()))
-    for pattern, spelling in _SPELLINGS:
-        plain = pattern.sub(spelling, plain)
-    if _CLOCK.fullmatch(plain):
-        return plain.replace(".", "").lower()
-    return plain.lower() if _WORDS.fullmatch(plain) else plain
-
-
 # --------------------------------------------------------------------------------- cases that math-verify must not decide
 
-_LETTER = re.compile(r"\(?([A-Z])\)?")
-_CHOICE = re.compile(r"\(([A-Z])\)|([A-Z])[).:]")  # "(C) 12" or "C: 12"
-_WORDS = re.compile(r"(?=.*[a-zA-Z]{4}|.*[A-Z]{3}|[A-Z](?:,[A-Z])+$)[a-zA-Z,;.'’()-]+")
-_SENTENCE = re.compile(r"(?<![a-zA-Z\\])[a-zA-Z]{12}")  # a sentence after normalization, which removes spaces
-_CLOCK = re.compile(r"[0-9]{1,2}:[0-5][0-9](?::[0-5][0-9])?(?:[ap]\.?m\.?)?", re.IGNORECASE)
 _IN_BASE = re.compile(r"\(?[0-9A-Fa-f]+\)?_\(?(\w+)\)?")
-
-
-def _choice(plain: str) -> str:
-    """The letter of a multiple-choice answer, such as C for "C", "(C)" or "C: 12". Other answers are returned unchanged."""
-    match = _LETTER.fullmatch(plain) or _CHOICE.match(plain)
-    return next(filter(None, match.groups()), "") if match else plain
-
-
-def _is_text(plain: str) -> bool:
-    """Whether a normalized answer is text and not a formula: words, a sentence, a time of day, or a ratio like 1:2:3."""
-    return bool(_WORDS.fullmatch(plain) or _CLOCK.fullmatch(plain) or _SENTENCE.search(plain)) or plain.count(":") > 1
 
 
 def _refused(gold: str, answer: str) -> bool:
@@ -210,7 +173,7 @@ def _refused(gold: str, answer: str) -> bool:
     math-verify must not decide in these cases, because it reads a word as the product of its letters and a time of day as
     a quotient, and ignores bases.
     """
-    if _is_text(gold) or _is_text(answer):
+    if is_text(gold) or is_text(answer):
         return True
     bases = [match and match[1] for match in (_IN_BASE.fullmatch(gold), _IN_BASE.fullmatch(answer))]
     if all(bases) and bases[0] != bases[1]:
@@ -238,6 +201,34 @@ def _differ(gold: Any, answer: Any) -> bool:
         return False
     distance = float(_SIGNIFICANT) if gold.has(sympy.Float) or answer.has(sympy.Float) else 1e-20
     return bool(abs(first - second) > distance * abs(first))
+
+
+def _real(gold: Any, answer: Any) -> tuple[Any, Any]:
+    """Both parsed answers, with those letters positive that must be positive for both answers to be real.
+
+    Without this, sympy would not find that √(1/n) equals 1/√n, because this holds only for positive n.
+    """
+    if not (isinstance(gold, sympy.Basic) and isinstance(answer, sympy.Basic)):
+        return gold, answer
+    signed = {letter for one in (gold, answer) for node in one.atoms(sympy.Abs) for letter in node.free_symbols}
+    letters = (_letters_in_roots(gold) & _letters_in_roots(answer)) - signed
+    positive = {letter: sympy.Symbol(letter.name, positive=True) for letter in letters}
+    return gold.xreplace(positive), answer.xreplace(positive)
+
+
+def _letters_in_roots(expression: Any) -> set[Any]:
+    """Letters that are factors of what a root or a logarithm is taken of; without squares, which need not be positive."""
+    letters: set[Any] = set()
+    for node in expression.atoms(sympy.Pow, sympy.log):
+        exponent: Any = node.exp.doit() if isinstance(node, sympy.Pow) else sympy.S.Half
+        if not exponent.is_Rational or exponent.is_Integer:
+            continue
+        base: Any = sympy.together(node.args[0])
+        powers: dict[Any, Any] = base.as_powers_dict()
+        if not any(factor.is_negative for factor in powers):
+            any_power = exponent.q % 2 == 1
+            letters |= {factor for factor, power in powers.items() if factor.is_Symbol and (any_power or power.is_odd)}
+    return letters
 
 
 def _same_equation(first: Any, second: Any) -> bool:
@@ -296,7 +287,7 @@ def _rounded(answer: Decimal, truth: Decimal) -> bool:
 # -------------------------------------------------------------------------------------------------------- math-verify
 
 _STATED = re.compile(r"(?i)\banswer\b[^.\n]{0,50}?(?:\bis\b|:)[\s:*]*")
-_NEXT_SENTENCE = re.compile(r"[.!?]\s+(?=[A-Z])|\n")
+_NEXT_SENTENCE = re.compile(r"(?<!^[A-Z])[.!?]\s+(?=[A-Z])|\n")  # "A. Rome" is one answer
 _INLINE = re.compile(r"\$([^$\n]+)\$|\\\(([^\n]+?)\\\)")
 
 

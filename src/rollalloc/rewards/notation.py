@@ -2,7 +2,7 @@ r"""Reads numbers in the notations that public data sets and models use.
 
 `in_latex` rewrites numbers into one LaTeX notation, which the other functions read. It removes the thousands separators
 `{,}`, `\,`, `\!` and `\ `, and currency and degree signs. `\frac12` becomes `\frac{1}{2}`, `3 1/2` becomes
-`3\frac{1}{2}`, and 1.5e3 becomes `1.5 \times 10^{3}`.
+`3\frac{1}{2}`, 1.5e3 becomes `1.5 \times 10^{3}`, and `0.1\overline{6}` becomes `\frac{15}{90}`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ _LONGEST_EXPONENT = 5  # maximum number of characters; longer exponents are not 
 _SEPARATOR = r"\{\s?,\s?\}|,?\\!|\\[,:; ]|[\u00a0\u2009\u202f]"
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 _DIGITS = r"(?:(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)(?![0-9])"
+_POINT = r"(?<![0-9.,])([0-9]{1,3}(?:,[0-9]{3}){1,9}|[0-9]{0,99})\.([0-9]{0,99})"  # digits before and after the point
+_SYMBOL = r"\\(?!sqrt|frac|text|math|operatorname|mbox|left|big)[a-zA-Z]+"  # a command without arguments, such as \pi
 
 
 class Number(NamedTuple):
@@ -56,17 +58,28 @@ def _mixed(match: re.Match[str]) -> str:
     return rf"{whole}\frac{{{top}}}{{{bottom}}}" if is_proper else match[0]
 
 
+def _repeating(match: re.Match[str]) -> str:
+    r"""Rewrite a decimal whose last digits repeat as a fraction: `0.1\overline{6}` becomes `\frac{15}{90}`, (16 − 1)/90."""
+    start, digits = match[1].replace(",", "") + match[2], "".join(filter(None, match.groups()[2:]))
+    return rf"\frac{{{int(start + digits) - int(start or '0')}}}{{{'9' * len(digits)}{'0' * len(match[2])}}}"
+
+
 _SPELLINGS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = tuple(
     (re.compile(pattern, re.ASCII), spelling)
     for pattern, spelling in (
         (rf"(?<![0-9.])[0-9]{{1,3}}({_SEPARATOR})\s?[0-9]{{3}}(?:\1\s?[0-9]{{3}})*(?![0-9])", _without_separators),
+        (rf"{_POINT}\\(?:overline|bar)\s?(?:\{{\s?([0-9]{{1,99}})\s?\}}|([0-9]))(?![0-9])", _repeating),
+        (rf"{_POINT}\\dot\s?\{{?([0-9])\}}?(?:([0-9]{{0,99}})\\dot\s?\{{?([0-9])\}}?)?(?![0-9])", _repeating),
+        (r"(?<![0-9.,])([0-9]{1,99})\.()\(([0-9]{1,99})\)(?!\w)", _repeating),
         (r"[−–]", "-"),
         (r"(?:\\\$|[€£¥]|(?<=[-−])\$)\s?(?=-?[0-9.\\])", ""),
         (r"\s?(?:\^\s?\{?\s?\\circ\s?\}?|\^\\degree|\\degree(?![a-zA-Z])|°)", ""),
         (r"(^|[=(\[{,:;$])(\s?)-\s(?=[0-9.\\])", r"\1\2-"),
         (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
-        (r"\\frac\s?([0-9])(?=\s?[0-9{])", r"\\frac{\1}"),
-        (r"\\frac\s?(\{[^{}]{1,99}\})\s?([0-9])", r"\\frac\1{\2}"),
+        (rf"\\(frac|sqrt)\s?({_SYMBOL})", r"\\\1{\2}"),
+        (rf"\\frac\s?([0-9])(?=\s?(?:[0-9{{]|{_SYMBOL}))", r"\\frac{\1}"),
+        (rf"\\frac\s?(\{{[^{{}}]{{1,99}}\}})\s?([0-9a-zA-Z]|{_SYMBOL})", r"\\frac\1{\2}"),
+        (r"\\sqrt\s?(\\frac\s?\{[^{}]{1,99}\}\s?\{[^{}]{1,99}\})", r"\\sqrt{\1}"),
         (r"(?<![\w.^/])([0-9]+)(?:\s|\\[,!:; ]|~)\s?([0-9]+)/([0-9]+)(?![0-9/])", _mixed),
         (r"([0-9])(?:\\[,!:; ]|\s|~)\s?\\frac(?=\{[0-9]+\}\{[0-9]+\})", r"\1\\frac"),
         (r"(?<![a-zA-Z0-9.\\])([0-9]+\.?|[0-9]*\.[0-9]+)[eE]([-+]?[0-9]+)(?!\w)", r"\1 \\times 10^{\2}"),
