@@ -25,7 +25,7 @@ ODD = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("odd", ["1", [1], {"a": 1}, float("inf"), float("nan"), 10**400])
+@pytest.mark.parametrize("odd", ["one", "nan", [1], {"a": 1}, float("inf"), float("nan"), 10**400])
 def test_an_odd_score_is_unscored_counted_and_named(tmp_path, odd):
     row = {"input": "a", "output": "b", "score": 1, "step": 1}
     log = read_log(lines(tmp_path / "1.jsonl", [row, row | {"score": odd}]))
@@ -39,15 +39,15 @@ def test_an_odd_score_is_unscored_counted_and_named(tmp_path, odd):
     [
         ("1.jsonl", {"input": "a", "output": "b", "score": 1}, "step", [1], r"step is \[1\], expected a whole number"),
         ("1.jsonl", {"input": "a", "output": "b", "score": 1}, "step", 10**30, "step is 10+"),
-        ("1.jsonl", {"input": "a", "output": "b", "score": 1}, "input", None, "expected the fields input and score"),
+        ("1.jsonl", {"input": "a", "output": "b", "score": 1}, "input", None, "expected the fields input and acc or score"),
         ("rollouts.jsonl", {"group": 1, "version": 1, "key": "k", "metric": 1.0}, "group", [1], "expected group, version"),
         ("rollouts.jsonl", {"group": 1, "version": 1, "key": "k", "metric": 1.0}, "truncated", "false", "truncated is"),
         ("rollouts.jsonl", {"group": 1, "version": 1, "key": "k", "metric": 1.0}, "stage", {}, "stage is {}"),
         ("t.jsonl", {"group_id": "g", "task": {"key": "k"}, "rewards": {"r": 1}}, "group_id", {"a": 1}, "a group's id"),
-        ("t.jsonl", {"group_id": "g", "task": {"key": "k"}, "rewards": {"r": 1}}, "rewards", {"r": "1"}, "reward r is '1'"),
+        ("t.jsonl", {"group_id": "g", "task": {"key": "k"}, "rewards": {"r": 1}}, "rewards", {"r": "x"}, "reward r is 'x'"),
         (
             "t.jsonl", {"group_id": "g", "task": {"key": "k"}, "rewards": {"r": 1}}, "rewards",
-            {"r": {"score": 1, "weight": "1"}}, "weight of reward r is '1'",
+            {"r": {"score": 1, "weight": "x"}}, "weight of reward r is 'x'",
         ),
     ],
 )  # fmt: skip

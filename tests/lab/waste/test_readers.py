@@ -244,14 +244,47 @@ def test_verl_lines_that_cannot_be_used_are_counted_and_the_first_is_told(tmp_pa
     assert log.first_bad.endswith("1.jsonl:2: not JSON")
 
 
-def test_verl_a_score_counts_where_acc_is_null_and_each_is_counted(tmp_path):
-    row = {"input": "q0", "output": "o", "gts": "1", "step": 1}
-    known = [row | {"score": score, "acc": score} for score in (0.0, 1.0)]
-    null = [row | {"input": "q1", "score": score, "acc": None} for score in (0.0, 1.0)]
-    log = read_log(lines(tmp_path / "1.jsonl", [*known, *null]))
+def verl_rows(*groups):
+    """Rows of verl's dump: groups of (input, values of acc, values of score); without acc if it is None."""
+    row = {"output": "o", "gts": "1", "step": 1}
+    return [
+        row | {"input": asked, "score": score} | ({} if acc is None else {"acc": acc[at]})
+        for asked, acc, scores in groups
+        for at, score in enumerate(scores)
+    ]
+
+
+@pytest.mark.parametrize("null", [None, [None, None, 0], ["?", "?", 0]])
+def test_verl_one_field_counts_in_the_whole_log_and_acc_only_where_all_have_it(tmp_path, null):
+    """Values of acc and of score are not compared: q1 is all wrong, though some of its rows have no acc."""
+    lines(tmp_path / "1.jsonl", verl_rows(("q0", [0, 1, 0], [-1, 1, -1])))
+    lines(tmp_path / "2.jsonl", verl_rows(("q1", null, [-1, -1, -1])))
+    log = read_log(tmp_path)
+    assert rewards(log) == [[-1, 1, -1], [-1, -1, -1]]
+    assert log.odd == 0
+    assert any(note.startswith("reward: score (6 of 6 rollouts)") for note in log.notes)
+    lacks = 3 if null is None else 2
+    assert any(note.startswith(f"acc is missing or invalid in {lacks} of 6 rollouts, so score") for note in log.notes)
+    chosen = read_log(tmp_path, options=Options(reward="acc"))
+    assert rewards(chosen)[1][:2] == [None, None] if lacks == 2 else len(chosen.groups) == 1
+    assert chosen.odd == 2 * (null == ["?", "?", 0])
+
+
+def test_verl_numbers_and_truth_values_written_as_text_are_read(tmp_path):
+    """`json.dumps(default=str)` writes NumPy's numbers so."""
+    rows = verl_rows(("q0", ["0.0", "1.0"], [-2, 3]), ("q1", ["False", "True"], [-2, 3]))
+    log = read_log(lines(tmp_path / "1.jsonl", rows))
     assert rewards(log) == [[0, 1], [0, 1]]
-    assert any(note.startswith("reward: acc (2 rows) and score (2 rows)") for note in log.notes)
-    assert rewards(read_log(tmp_path, options=Options(reward="acc"))) == [[0, 1], [None, None]]
+    assert log.odd == 0
+
+
+def test_verl_ids_of_one_file_are_not_those_of_another_and_may_be_0(tmp_path):
+    rows = [{"input": "a", "output": "b", "score": score, "uid": uid} for uid, score in ((0, 0.0), (1, 1.0), (0, 1.0))]
+    for name in ("1", "2", "another/2"):
+        lines(tmp_path / f"{name}.jsonl", [row | {"step": name} for row in rows])
+    log = read_log(tmp_path)
+    assert rewards(log) == [[0], [1]] * 3
+    assert any(note.startswith("3 lines repeat the uid of another") for note in log.notes)
 
 
 def test_verl_groups_that_only_the_trained_score_tells_apart_are_said(tmp_path):
@@ -337,6 +370,19 @@ def test_verifiers_with_one_rollout_a_task_says_how_to_get_groups(tmp_path):
     assert "every task has a single rollout, so there are no groups; evaluate with, say, --num-rollouts 4" in log.notes
 
 
+def test_verifiers_runs_without_an_id_are_told_apart_by_their_files(tmp_path):
+    for name in ("a", "b"):
+        lines(tmp_path / name / "traces.jsonl", [episode(run=None, id=f"{name}{at}") for at in range(2)])
+    assert rewards(read_log(tmp_path)) == [[1, 1], [1, 1]]
+
+
+def test_verifiers_an_episode_that_failed_before_a_trace_is_of_the_group_of_its_task(tmp_path):
+    cancelled = episode(1) | {"traces": [], "ok": False, "errors": [{"type": "Cancelled"}]}
+    log = read_log(lines(tmp_path / "traces.jsonl", [cancelled, episode(1), episode(2), episode(1), cancelled]))
+    assert sorted(rewards(log), key=len) == [[1], [1, 1, None, None]]
+    assert "2 traces failed and have no score: Cancelled (2)" in log.notes
+
+
 def test_verifiers_results_of_before_0_4_and_traces_of_later_say_what_was_expected(tmp_path):
     older = lines(tmp_path / "results.jsonl", [{"example_id": 0, "prompt": [], "completion": [], "reward": 1.0}])
     with pytest.raises(
@@ -351,6 +397,30 @@ def test_verifiers_results_of_before_0_4_and_traces_of_later_say_what_was_expect
 
 
 # prime-rl
+
+
+def of_group(group, *scores, agent="solver", step=1, run="r"):
+    """Episodes of prime-rl in one group; one without a trace where the score is None."""
+    task = {"key": "k", "data": {"prompt": "How many?"}}
+    about = {"task": task, "group": {"id": group}, "run": {"type": "train", "id": run, "work": {"step": step}}}
+    return [
+        about | ({"traces": [], "ok": False} if score is None else {"traces": [
+            {"task": task, "agent": {"name": agent}, "rewards": {"right": score}, "ok": True}
+        ]})
+        for score in scores
+    ]  # fmt: skip
+
+
+def test_prime_rl_an_episode_that_failed_before_a_trace_is_of_every_agent_of_its_group(tmp_path):
+    rows = [*of_group("g", None), *of_group("g", 0, 1), *of_group("g", 1, agent="critic"), *of_group("h", None, None)]
+    log = read_log(lines(tmp_path / "t.jsonl", rows))
+    assert rewards(log) == [[0, 1, None], [1, None], [None, None]]
+    assert "3 traces failed and have no score: no reason given (3)" in log.notes
+
+
+def test_prime_rl_a_group_is_of_one_agent_one_step_and_one_run_and_its_id_may_be_0(tmp_path):
+    rows = [*of_group(0, 0, 1), *of_group(0, 1, agent="critic"), *of_group(0, 0, step=2), *of_group(0, 1, run="s")]
+    assert rewards(read_log(lines(tmp_path / "t.jsonl", rows))) == [[0, 1], [1], [0], [1]]
 
 
 def test_prime_rl_reads_all_traces_rather_than_the_effective_ones():
@@ -507,7 +577,7 @@ def test_files_of_no_known_format_are_named_with_what_was_expected(tmp_path):
     with pytest.raises(ValueError, match=r"expected a log of one of these \(trl: .*found x.jsonl; try --format"):
         read_log(tmp_path)
     with pytest.raises(
-        ValueError, match=r"found no rollout in x\.jsonl; the first of 1 lines.*expected the fields input and score"
+        ValueError, match=r"found no rollout in x\.jsonl; the first of 1 lines.*expected the fields input and acc or score"
     ):
         read_log(tmp_path, "verl")
     with pytest.raises(ValueError, match=r"expected parquet files.*found x\.jsonl"):

@@ -38,6 +38,7 @@ def drift(groups):
         ((1, NAN, NAN), 0, {"single": 1, "unscored": 2}),
         ((NAN, NAN), 0, {"unscored": 2}),
         ((0, 1, NAN), 0, {"taught": 2, "unscored": 1}),
+        ((NAN, NAN, 0, 0), 2, {"all_wrong": 2, "unscored": 2}),  # those that reached the limit have no score
     ],
 )
 def test_a_group_is_booked_by_what_its_rewards_were(rewards, truncated, expected):

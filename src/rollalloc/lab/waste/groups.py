@@ -17,8 +17,8 @@ from rollalloc.lab.waste.texts import NOTHING, WIDTH, answer_hash, features_of
 NO_STEP = -(1 << 62)  # stands for a step that was not logged
 NOT_SAID = -1  # stands for a number of tokens, characters or truncated rollouts that was not logged
 SAME = 1e-9  # rewards are equal if they differ by at most this number
-_OF_VISITS = ("prompt_V", "step_V", "begin_V", "first_V", "truncated_V")
-_OF_ROLLOUTS = ("rewards_R", "tokens_R", "characters_R", "answer_R")
+_OF_VISITS = ("prompt_V", "step_V", "begin_V", "first_V")
+_OF_ROLLOUTS = ("rewards_R", "truncated_R", "tokens_R", "characters_R", "answer_R")
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,8 +31,8 @@ class Groups:
         step_V: training step of each visit; `NO_STEP` if not logged.
         begin_V: index of each visit's first rollout in `rewards_R`. Every visit has at least one rollout.
         first_V: number of each visit's rollouts that were ordered before any result was known.
-        truncated_V: number of each visit's rollouts that reached the length limit; `NOT_SAID` if not logged.
         rewards_R: rewards, visit after visit; NaN for a rollout without a score.
+        truncated_R: 1 for a rollout that reached the length limit, otherwise 0; `NOT_SAID` if not logged.
         tokens_R: length of each rollout in tokens; `NOT_SAID` if not logged.
         characters_R: length of each rollout's text in characters; `NOT_SAID` if not logged.
         answer_R: hash of each rollout's answer, comparable only within this process; 0 if the text is not logged.
@@ -44,8 +44,8 @@ class Groups:
     step_V: NDArray[np.int64]
     begin_V: NDArray[np.int64]
     first_V: NDArray[np.int64]
-    truncated_V: NDArray[np.int64]
     rewards_R: NDArray[np.float64]
+    truncated_R: NDArray[np.int64]
     tokens_R: NDArray[np.int64]
     characters_R: NDArray[np.int64]
     answer_R: NDArray[np.int64]
@@ -72,7 +72,6 @@ class Groups:
             kept_R,
             begin_V=(np.cumsum(size_V) - size_V)[kept_V],
             first_V=size_V[kept_V],
-            truncated_V=np.where(self.first_V >= self.size_V, self.truncated_V, NOT_SAID)[kept_V],
         )
 
     def _part(self, visits: NDArray[Any], rollouts: NDArray[Any], **changes: NDArray[np.int64]) -> Groups:
@@ -97,6 +96,22 @@ class Groups:
     def scored_V(self) -> NDArray[np.int64]:
         """Number of rollouts of each visit that have a score."""
         return np.add.reduceat(~np.isnan(self.rewards_R), self.begin_V, dtype=np.int64) if len(self) else self.size_V
+
+    @cached_property
+    def truncated_V(self) -> NDArray[np.int64]:
+        """Number of rollouts of each visit that reached the length limit; `NOT_SAID` if not logged."""
+        return self._truncated(self.truncated_R)
+
+    @cached_property
+    def truncated_scored_V(self) -> NDArray[np.int64]:
+        """Number of scored rollouts of each visit that reached the length limit; `NOT_SAID` if not logged."""
+        return self._truncated(np.where(np.isnan(self.rewards_R), np.minimum(self.truncated_R, 0), self.truncated_R))
+
+    def _truncated(self, truncated_R: NDArray[np.int64]) -> NDArray[np.int64]:
+        if not len(self):
+            return self.size_V
+        logged_V = np.minimum.reduceat(truncated_R, self.begin_V) != NOT_SAID
+        return np.where(logged_V, np.add.reduceat(truncated_R, self.begin_V), NOT_SAID)
 
     @cached_property
     def low_V(self) -> NDArray[np.float64]:
@@ -212,17 +227,14 @@ class Gathering:
         order_R = np.lexsort((late_R, visit_R))
         visits = len(self._prompt_V)
         begin_V = np.searchsorted(visit_R[order_R], np.arange(visits))
-        truncated_R = np.array(self._truncated_R, np.int64)[order_R]
-        said_V = truncated_R[begin_V] != NOT_SAID
-        truncated_V = np.bincount(visit_R[order_R], truncated_R == 1, visits).astype(np.int64)
         return Groups(
             tuple(self._number),
             np.array(self._prompt_V, np.int64),
             np.array(self._step_V, np.int64),
             begin_V,
             np.bincount(visit_R, ~late_R, visits).astype(np.int64),
-            np.where(said_V, truncated_V, NOT_SAID),
             np.array(self._reward_R, np.float64)[order_R],
+            np.array(self._truncated_R, np.int64)[order_R],
             np.array(self._tokens_R, np.int64)[order_R],
             np.array(self._characters_R, np.int64)[order_R],
             np.array(self._answer_R, np.int64)[order_R],

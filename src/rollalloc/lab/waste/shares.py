@@ -108,7 +108,7 @@ def shares_of(groups: Groups) -> Shares:
 def _cause(groups: Groups) -> NDArray[np.int64]:
     """The cause of each visit's scored rollouts, as an index into `CAUSES`: the first cause that applies."""
     lowest, highest = _range(groups)
-    all_truncated_V = (groups.truncated_V >= groups.scored_V) & (groups.scored_V > 0)
+    all_truncated_V = (groups.truncated_scored_V >= groups.scored_V) & (groups.scored_V > 0)
     holds = {
         "taught": groups.mixed_V,
         "single": groups.scored_V == 1,

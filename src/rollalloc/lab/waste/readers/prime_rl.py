@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from rollalloc.lab.waste.groups import Gathering, Log, key_of
 from rollalloc.lab.waste.readers.shared import (
@@ -34,6 +34,18 @@ from rollalloc.lab.waste.readers.shared import (
 _TOKENS = ("max_input_tokens", "max_output_tokens", "max_total_tokens", "context_length")
 _LIMITS = (*_TOKENS, "max_turns", "compaction_failed")  # reasons for stopping a rollout that the model had not ended
 _VERSION = 1  # version of verifiers' traces
+_NO_TRACE: Fields = {"rewards": {}, "ok": False}  # stands for the trace of an episode that failed before it had one
+
+
+_Group = tuple[str, ...]
+
+
+class _Place(NamedTuple):
+    """The group, prompt and step of an episode."""
+
+    group: _Group
+    prompt: str
+    step: int | None
 
 
 @dataclass(slots=True)
@@ -53,6 +65,8 @@ class _Traces:
         turns: number of turns of each trace with a score.
         environment_of: the environment of each task, by the task's key, because tasks of two environments may have the
             same key.
+        agents: the names of the agents whose traces each group has.
+        traceless: the failed episodes without a trace, which belong to the agents of their group.
     """
 
     log: Log
@@ -68,6 +82,8 @@ class _Traces:
     errors: Counter[str] = field(default_factory=Counter)
     turns: list[int] = field(default_factory=list)
     environment_of: dict[str, str] = field(default_factory=dict)
+    agents: dict[_Group, dict[str, None]] = field(default_factory=dict)
+    traceless: list[_Place] = field(default_factory=list)
 
 
 def _read(files: Files, log: Log, options: Options) -> None:
@@ -92,11 +108,14 @@ def _read_traces(files: Files, log: Log, traces: _Traces) -> None:
         for where, record in objects(file, log):
             of_record = record["traces"] if isinstance(record.get("traces"), list) else [record]
             if not of_record and isinstance(record.get("task"), dict):  # the episode failed before it had a trace
-                of_record = [{"rewards": {}, "ok": False}]
+                of_record = [_NO_TRACE]
             for trace in of_record:
-                problem = _add(record, trace, where, step, traces)
+                problem = _add(record, trace, file, where, step, traces)
                 if problem is not None:
                     log.reject(where, problem)
+    for place in traces.traceless:
+        for agent in traces.agents.get(place.group, {"": None}):
+            traces.gathering.add((*place.group, agent), place.prompt, place.step, None, truncated=False)
     log.groups = traces.gathering.groups()
     log.notes.append(f"reward: {names(traces.rewards, ' + ') or 'none'}, each times its weight")
     if unread := traces.metrics.keys() - traces.rewards.keys():
@@ -118,7 +137,7 @@ def _read_traces(files: Files, log: Log, traces: _Traces) -> None:
                          "waste may be higher; the folder `all` beside them has every group")  # fmt: skip
 
 
-def _add(record: Fields, trace: Any, where: str, step: int | None, traces: _Traces) -> str | None:
+def _add(record: Fields, trace: Any, file: Path, where: str, step: int | None, traces: _Traces) -> str | None:
     """Add a trace's rollout. Return the problem with the trace, if there is one."""
     log = traces.log
     if not isinstance(trace, dict) or not isinstance(trace.get("rewards"), dict):
@@ -137,20 +156,16 @@ def _add(record: Fields, trace: Any, where: str, step: int | None, traces: _Trac
             traces.repeated += 1
             return None
         traces.seen.add(mark)
-    group = record.get("group_id") or inside(record, "info").get("group_id") or inside(record, "group").get("id")
     task = inside(record, "task") or inside(trace, "task")
-    prompt = text(task.get("key") or task.get("hash") or key_of(text(task.get("data"))))
-    environment = text(inside(record, "env").get("id"))
-    if traces.environment_of.setdefault(prompt, environment) != environment:
-        prompt = f"{environment} {prompt}"
-    if traces.of_run and group is None and task:
-        group = f"{text(inside(record, 'run').get('id'))} {prompt}"
-    if step is None:
-        of_run = inside(record, "run", "work").get("step")
-        step = whole(inside(trace, "info", "arrival").get("step", of_run), log, where, "step")
-    if not isinstance(group, (str, int)) or not task:
+    place = _place(record, trace, task, file, where, step, traces)
+    if place is None:
         return f"expected a group's id and a task, found {names(record)}"
     failed = trace.get("ok") is False or ("ok" not in trace and bool(trace.get("errors")))
+    if failed:
+        traces.errors[_error(record, trace)] += 1
+    if trace is _NO_TRACE:
+        traces.traceless.append(place)
+        return None
     metrics = inside(trace, "metrics")
     known = metrics | trace["rewards"] if traces.wanted else trace["rewards"]
     rewards = {name: held for name, held in known.items() if name in (traces.wanted or known)}
@@ -158,16 +173,16 @@ def _add(record: Fields, trace: Any, where: str, step: int | None, traces: _Trac
     traces.metrics |= dict.fromkeys(metrics)
     reward = None if failed else _reward(rewards, log, where)
     sampled = [inside(node, "message") for node in _objects(trace, "nodes") if node.get("sampled") is True]
-    if failed:
-        traces.errors[_error(record, trace)] += 1
-    elif sampled:
+    if sampled and not failed:
         traces.turns.append(len(sampled))
     calls = [call for call in _objects(trace, "calls") if not call.get("error")]
     at_limit = trace.get("stop_condition") in _LIMITS or bool(calls and calls[-1].get("finish_reason") == "length")
+    named = text(agent.get("name"))
+    traces.agents.setdefault(place.group, {})[named] = None
     traces.gathering.add(
-        (str(group), text(agent.get("name"))),
-        prompt,
-        step,
+        (*place.group, named),
+        place.prompt,
+        place.step,
         reward,
         truncated=at_limit,
         tokens=_tokens(trace, log, where),
@@ -175,6 +190,34 @@ def _add(record: Fields, trace: Any, where: str, step: int | None, traces: _Trac
         answered=message_text([sampled[-1]]) if sampled else None,
     )
     return None
+
+
+def _place(
+    record: Fields, trace: Fields, task: Fields, file: Path, where: str, step: int | None, traces: _Traces
+) -> _Place | None:
+    """The group, prompt and step of an episode; None if it has no task, or no group's id although it needs one."""
+    prompt = text(_first(task.get("key"), task.get("hash"), key_of(text(task.get("data")))))
+    environment = text(inside(record, "env").get("id"))
+    if traces.environment_of.setdefault(prompt, environment) != environment:
+        prompt = f"{environment} {prompt}"
+    named = _first(record.get("group_id"), inside(record, "info").get("group_id"), inside(record, "group").get("id"))
+    run, ordered = inside(record, "run").get("id"), inside(record, "run", "work").get("step")
+    if isinstance(named, (str, int)):
+        # Another run may use the same id, and so may a later step. The step of the order is the same in the whole group.
+        within = text(_first(run, str(file.parent)))
+        group: _Group = (within, text(step if step is not None else ordered), str(named))
+    elif traces.of_run and named is None:
+        group = (text(_first(run, str(file))), prompt)  # without a run's id, each file is a run
+    else:
+        return None
+    arrived = inside(trace, "info", "arrival").get("step", ordered)
+    step = whole(arrived, traces.log, where, "step") if step is None else step
+    return _Place(group, prompt, step) if task else None
+
+
+def _first(*values: Any) -> Any:
+    """The first value that is not None, or None. An id may be 0."""
+    return next((value for value in values if value is not None), None)
 
 
 def _objects(record: Fields, name: str) -> list[Fields]:

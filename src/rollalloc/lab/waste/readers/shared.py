@@ -17,6 +17,7 @@ from rollalloc.lab.waste.groups import NO_STEP, Log
 
 Fields = Mapping[str, Any]
 Progress = Callable[[str, int, int], None]  # (stage, number done, total number)
+_WORDS = {"true": 1.0, "false": 0.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +123,15 @@ def objects(file: Path, log: Log) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def number(value: Any, log: Log, where: str, name: str) -> float | None:
-    """A finite number as a float. Anything else becomes None: no score. It is counted as invalid, unless it is null."""
+    """A finite number as a float. Anything else becomes None: no score. It is counted as invalid, unless it is null.
+
+    Text of a number, "True" or "False" is read as a number, because `json.dumps(default=str)` writes NumPy's numbers so.
+    """
     try:
-        if isinstance(value, (float, int)) and math.isfinite(value):
-            return float(value)
-    except OverflowError:  # an integer too large for a float
+        read = float(_WORDS.get(value.strip().lower(), value) if isinstance(value, str) else value)
+        if isinstance(value, (float, int, str)) and math.isfinite(read):
+            return read
+    except (TypeError, ValueError, OverflowError):  # OverflowError: an integer too large for a float
         pass
     if value is not None:
         log.doubt(where, f"{name} is {short(value)}, expected a finite number")

@@ -6,13 +6,16 @@ rows do not.
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import NamedTuple
+
+import numpy as np
 
 from rollalloc.files.text import visible
-from rollalloc.lab.waste.groups import Gathering, Log, key_of
+from rollalloc.lab.waste.groups import Gathering, Groups, Log, key_of
 from rollalloc.lab.waste.readers.shared import (
     Fields,
     Files,
@@ -28,57 +31,74 @@ from rollalloc.lab.waste.readers.shared import (
 )
 
 
+_FIELDS = ("acc", "score")  # fields that may have the reward, the preferred one first
+
+
+@dataclass(slots=True)
+class _Rewards:
+    """The values of one field in all rollouts, of which the reader may choose another field in the end.
+
+    Attributes:
+        read: the values, in the order of the rollouts; NaN if missing or invalid.
+        doubts: counts the invalid values.
+    """
+
+    name: str
+    read: array[float] = field(default_factory=lambda: array("d"))
+    doubts: Log = field(default_factory=lambda: Log(""))
+
+    def add(self, row: Fields, where: str) -> None:
+        value = number(row.get(self.name), self.doubts, where, names([self.name]))
+        self.read.append(np.nan if value is None else value)
+
+    @property
+    def known(self) -> int:
+        """Number of rollouts with a value."""
+        return int(np.count_nonzero(~np.isnan(self.read)))
+
+
 def _read(files: Files, log: Log, options: Options) -> None:
-    gathering, used, seen = Gathering(), Counter[str](), set[int]()
-    spreads: dict[tuple[Any, Any], _Spread] = {}  # by step and group
+    gathering, seen = Gathering(), set[int]()
+    fields = [_Rewards(name) for name in ((options.reward,) if options.reward else _FIELDS)]
     repeated = validation = 0
     for file in files:
         # An agent's session may have several outputs, each with its own line. The last line has the rollout's result.
-        latest: tuple[Any, ...] | None = None
+        latest: _Row | None = None
         step_of_file = int(file.stem) if file.stem.isdecimal() else None
         for where, row in objects(file, log):
-            field = options.reward or ("acc" if row.get("acc") is not None else "score")
-            if row.get("input") is None or field not in row:
-                log.reject(where, f"expected the fields input and {field}, found {names(row)}")
+            if row.get("input") is None or not any(each.name in row for each in fields):
+                wanted = names((each.name for each in fields), " or ")
+                log.reject(where, f"expected the fields input and {wanted}, found {names(row)}")
                 continue
             if not options.all_rows and "reward" in row and row["reward"] == row.get("score"):
                 validation += 1
                 continue
-            if (name := row.get("uid") or row.get("request_id")) is not None:
-                if (mark := hash((file.stem, str(name)))) in seen:
+            if (name := _id(row)) is not None:
+                if (mark := hash((str(file), name))) in seen:  # another file may have other rollouts with this id
                     repeated += 1
                     continue
                 seen.add(mark)
-            used[field] += 1
-            asked = text(row["input"])
-            prompt = key_of(asked)
-            group, session = _ids(row, prompt)
-            step = whole(row.get("step", step_of_file), log, where, "step")
-            score = number(row[field], log, where, field)
-            trained = row.get("score") if field == "acc" and options.reward is None else None
-            now = (group, session, prompt, step, score, asked, said(row.get("output")), trained)
-            if latest is not None and (session is None or now[:2] != latest[:2]):
-                _add(gathering, latest, spreads)
+            now = _Row(row, where, *_ids(row), whole(row.get("step", step_of_file), log, where, "step"))
+            if latest is not None and (now.session is None or now[2:4] != latest[2:4]):
+                _add(gathering, latest, fields)
             latest = now
         if latest is not None:
-            _add(gathering, latest, spreads)
+            _add(gathering, latest, fields)
         gathering.close()
-    log.groups = gathering.groups()
     log.complete = False
-    if validation and not len(log.groups):
+    # One field for the whole log, because values of two fields cannot be compared.
+    used = max(fields, key=lambda each: each.known)
+    groups = gathering.groups()
+    log.groups = _with(groups, used)
+    log.odd, log.first_odd = log.odd + used.doubts.odd, log.first_odd or used.doubts.first_odd
+    if validation and not len(groups):
         folder = visible(str(files.paths[0].parent))
         raise ValueError(
             f"{folder}: expected rollouts of training, but all {validation:,} rows are of validation "
             "(they have the field reward, equal to score); give the folder of trainer.rollout_data_dir, or count them with "
             "--rows all"
         )
-    fields = " and ".join(f"{names([name])} ({rows:,} rows)" for name, rows in used.items())
-    log.notes.append(f"reward: {fields}; lengths are in characters of the output, because verl logs no tokens")
-    if apart := sum(each.only_trained for each in spreads.values()):
-        log.notes.append(
-            f"in {apart:,} of {len(spreads):,} groups, acc is equal but score differs. verl trains on score, so these "
-            "groups gave a learning signal; --reward score counts by it"
-        )
+    log.notes += _notes(groups, fields, used)
     if validation:
         log.notes.append(
             f"{validation:,} rows are of validation and were left out (they have the field reward, equal to score); "
@@ -92,36 +112,74 @@ def _read(files: Files, log: Log, options: Options) -> None:
     )
 
 
-@dataclass(slots=True)
-class _Spread:
-    """Whether the values of `acc` and of `score` differ within a group."""
-
-    first: tuple[Any, Any]
-    acc: bool = False
-    score: bool = False
-
-    @property
-    def only_trained(self) -> bool:
-        """Whether the score, on which verl trains, differs and `acc` does not."""
-        return self.score and not self.acc
+def _with(groups: Groups, used: _Rewards) -> Groups:
+    """The groups, whose rewards are indices of rollouts, with the values of a field as rewards."""
+    return replace(groups, rewards_R=np.asarray(used.read)[groups.rewards_R.astype(np.int64)])
 
 
-def _add(gathering: Gathering, rollout: tuple[Any, ...], spreads: dict[tuple[Any, Any], _Spread]) -> None:
-    group, _, prompt, step, reward, asked, answered, trained = rollout
-    gathering.add(group, prompt, step, reward, asked=asked, answered=answered)
-    if trained is not None:
-        spread = spreads.setdefault((step, group), _Spread((reward, trained)))
-        spread.acc |= reward != spread.first[0]
-        spread.score |= trained != spread.first[1]
+def _notes(groups: Groups, fields: Sequence[_Rewards], used: _Rewards) -> list[str]:
+    """Notes on the reward field: the one that was used, and what another field tells."""
+    rollouts = len(groups.rewards_R)
+    notes = [
+        f"reward: {names([used.name])} ({used.known:,} of {rollouts:,} rollouts); lengths are in characters of the output, "
+        "because verl logs no tokens"
+    ]
+    acc, *others = fields
+    if used is not acc and acc.known + acc.doubts.odd:
+        notes.append(
+            f"acc is missing or invalid in {rollouts - acc.known:,} of {rollouts:,} rollouts, so score counts in all of "
+            "them; --reward acc counts by acc"
+        )
+    # A session's last line counts, so a field's values are those of the rollouts, and groups can be compared by them.
+    if used is acc and others:
+        by_acc, by_score = _with(groups, acc), _with(groups, others[0])
+        apart_V = by_score.mixed_V & ~by_acc.mixed_V
+        if apart := int(apart_V.sum()):
+            notes.append(
+                f"in {apart:,} of {len(groups):,} groups, acc is equal but score differs. verl trains on score, so these "
+                "groups gave a learning signal; --reward score counts by it"
+            )
+    return notes
 
 
-def _ids(row: Fields, prompt: str) -> tuple[str, str | None]:
-    """Group and session of a row. The uid of the V1 trainer is `{uid}_{session}_{output}`; the older trainer logs none."""
-    uid = row.get("uid")
-    if not isinstance(uid, str):
-        return prompt, None
+class _Row(NamedTuple):
+    """A line, with the group and session that it belongs to."""
+
+    row: Fields
+    where: str
+    group: str
+    session: str | None
+    prompt: str
+    step: int | None
+
+
+def _add(gathering: Gathering, rollout: _Row, fields: Sequence[_Rewards]) -> None:
+    """Add a rollout. Its reward is its index, until a field is chosen."""
+    row = rollout.row
+    at = float(len(fields[0].read))
+    for each in fields:
+        each.add(row, rollout.where)
+    asked, answered = text(row["input"]), said(row.get("output"))
+    gathering.add(rollout.group, rollout.prompt, rollout.step, at, asked=asked, answered=answered)
+
+
+def _id(row: Fields) -> str | None:
+    """The id of a line; None if it has none. An id may be 0."""
+    return next((str(row[name]) for name in ("uid", "request_id") if row.get(name) is not None), None)
+
+
+def _ids(row: Fields) -> tuple[str, str | None, str]:
+    """Group, session and prompt of a row.
+
+    The uid of the V1 trainer is `{uid}_{session}_{output}`; the older trainer logs none.
+    """
+    prompt = key_of(text(row["input"]))
+    if row.get("uid") is None:
+        return prompt, None, prompt
+    uid = str(row["uid"])
     parts = uid.rsplit("_", 2)
-    return (parts[0], parts[1]) if len(parts) == 3 and parts[1].isdecimal() and parts[2].isdecimal() else (uid, None)
+    numbered = len(parts) == 3 and parts[1].isdecimal() and parts[2].isdecimal()
+    return (parts[0], parts[1], prompt) if numbered else (uid, None, prompt)
 
 
 FORMAT = Format(
