@@ -68,6 +68,8 @@ def test_of_one_rollout_a_prompt_only_a_success_rate_near_an_end_is_said():
         (recipes.reinforce(1), [7.5], {"between": 1}),
         (recipes.raft(1, 2), [1, 1], {"right": 2}),  # trained on, so that they were not compared
         (recipes.raft(1, 2), [0, 0], {"all_wrong": 2}),
+        (recipes.pilot_commit(1, n_pilot=2, n_commit=2, gen_groups=1), [0, 0], {"pilots_wrong": 2}),
+        (recipes.pilot_commit(1, n_pilot=2, n_commit=2, gen_groups=1), [1, 1], {"pilots_right": 2}),
     ],
 )
 def test_outcomes_by_hand(drive, recipe, rewards, expected):
@@ -77,6 +79,25 @@ def test_outcomes_by_hand(drive, recipe, rewards, expected):
     teaching = driver.allocator.state_dict()["teaching"]
     counts = [sum(of) for of in zip(teaching["now"], *teaching["before"], strict=True)]
     assert {name: count for name, count in zip(OUTCOMES, counts, strict=True) if count} == expected
+
+
+def test_of_pilots_nothing_is_said_until_hardly_any_prompt_is_worth_more_rollouts():
+    """At a rate of .5 half of two pilots agree, and at .25 or .75 five of eight: that is what pilots are for."""
+    for agree, expected in ((0.5, 0), (0.625, 0), (0.9, 0), (0.97, 1)):
+        teaching, said = Teaching(), 0
+        for _ in range(100):
+            wrong, right = round(agree * 180), round(agree * 20)
+            teaching.add({"pilots_wrong": wrong, "pilots_right": right, "mixed": 200 - wrong - right})
+            teaching.look()
+            said += teaching.should_warn
+        assert said == expected
+
+
+def test_a_state_of_before_there_were_outcomes_of_pilots_is_read():
+    teaching = Teaching()
+    teaching.load_state_dict(Teaching().state_dict() | {"before": [[5, 0, 0, 4, 0, 0, 3]]})
+    teaching.add({"mixed": 1})
+    assert teaching.state_dict()["before"] == [[5, 0, 0, 4, 0, 0, 3, 0, 0, 0]]
 
 
 def test_a_corrupt_state_is_refused():

@@ -154,7 +154,8 @@ def cost_table(summary: Summary, *, wide: bool = True) -> Table:
         "with the value of each seed. > and < mark bounds: a run did not reach the target. "
         f"ratio: {escape(summary.baseline)}'s cost divided by the recipe's, paired by seed; above 1, the recipe is cheaper. "
         f"{summary.measure} is {'exact' if exact else 'sampled, see standard_error in results.json'}. "
-        "taught: share of rollouts that were trained on in a group whose rewards differ; n/a without groups.",
+        "taught: share of rollouts that were trained on with an advantage other than 0. A recipe without groups compares "
+        "each rollout with a prediction or a mean, so nearly all of its rollouts count.",
     )
     headings = ("recipe", "reached", "rollouts", "ratio", *(f"of {name}" for name in others), "taught", "wasted on")
     for heading in headings:
@@ -172,7 +173,7 @@ def cost_table(summary: Summary, *, wide: bool = True) -> Table:
             in_words(recipe.costs["rollouts"], ",.0f"),
             in_words(recipe.ratios["rollouts"], ".2f"),
             *(in_words(recipe.ratios[name], ".2f", point_only=True) for name in others),
-            *uses([recipe.accounts], grouped=recipe.grouped),
+            *uses([recipe.accounts]),
         )
     return table
 

@@ -31,6 +31,7 @@ from rich.table import Table
 from rollalloc.files.table import FittingTable, sparkline
 from rollalloc.files.text import visible
 from rollalloc.runs.recorded import share_done
+from rollalloc.runs.teaching import share_taught
 
 if TYPE_CHECKING:
     from rollalloc.runs.recorded import RecordedRun
@@ -270,7 +271,7 @@ class Standings:
     def _row(self, task: str, label: str, runs: Sequence[RecordedRun]) -> dict[str, str]:
         known = [run.curve.accuracy[-1] for run in runs if run.curve.accuracy]
         longest = max((self._accuracy[run.folder] for run in runs), key=len)
-        taught, waste = uses([run.accounts for run in runs], grouped=any(run.grouped for run in runs))
+        taught, waste = uses([run.accounts for run in runs])
         return {
             "task": task,
             "recipe": label,
@@ -317,12 +318,15 @@ def table(rows: Sequence[Mapping[str, str]]) -> FittingTable:
     return FittingTable(rows, prose=_PROSE, optional=_OPTIONAL, title="".join(tasks))
 
 
-def uses(accounts: Sequence[Mapping[str, int]], *, grouped: bool = True) -> tuple[str, str]:
-    """The share of rollouts with a learning signal (n/a for recipes without groups), and the two largest causes of waste."""
-    total = {cause: sum(one.get(cause, 0) for one in accounts) for cause in {c for one in accounts for c in one}}
-    paid = sum(total.values())
-    if not paid:
+def uses(accounts: Sequence[Mapping[str, int]]) -> tuple[str, str]:
+    """The share of rollouts that taught something (`share_taught`), and the two largest causes of waste."""
+    total = {
+        cause: sum(one.get(cause, 0) for one in accounts)
+        for cause in {c for one in accounts for c in one}
+        if cause != "open"
+    }
+    paid, taught = sum(total.values()), share_taught(total)
+    if taught is None:
         return "", ""
     waste = sorted(((n, cause) for cause, n in total.items() if n >= paid / 100 and cause != "trained"), reverse=True)
-    taught = f"{total.get('trained', 0) / paid:.0%}" if grouped else "n/a"
-    return taught, ", ".join(f"{c.replace('_', ' ')} {n / paid:.0%}" for n, c in waste[:2])
+    return f"{taught:.0%}", ", ".join(f"{c.replace('_', ' ')} {n / paid:.0%}" for n, c in waste[:2])

@@ -295,7 +295,8 @@ def close(run: Run, group: Group, phase: Phase, fate: str, until: Until) -> None
     if group.prompt == GONE:
         return
     run.selection.end(group)
-    run.teaching.add(outcomes(group, fate))
+    is_pilot = phase is Phase.DROPPED and group.stage < len(run.recipe.stages) - 1
+    run.teaching.add(outcomes(group, fate, pilots=is_pilot))
     run.recipe.prompts.observe(run.memory, group.view, run.view())
     quarantined = False
     if group.failed and not group.done:

@@ -15,9 +15,12 @@ from rollalloc.core.packing import amount, exact_keys, is_rate, natural, natural
 
 WINDOW = 2048  # number of recent rollouts that are considered
 FIRST = 64  # if all outcomes since the start are the same, warn after this many rollouts
-OUTCOMES = ("all_wrong", "all_right", "all_alike", "mixed", "wrong", "right", "between")
-_SILENT = OUTCOMES[:3]  # outcomes of groups whose rewards were equal
-_ALONE = OUTCOMES[4:]  # outcomes of rollouts that were not compared within a group
+_SILENT = ("all_wrong", "all_right", "all_alike")  # outcomes of groups whose rewards were equal
+_ALONE = ("wrong", "right", "between")  # outcomes of rollouts that were not compared within a group
+# Outcomes of groups whose rewards were equal, and that were dropped before their last stage.
+_PILOTS = ("pilots_wrong", "pilots_right", "pilots_alike")
+OUTCOMES = (*_SILENT, "mixed", *_ALONE, *_PILOTS)  # states are saved in this order, so new names come last
+_FORMERLY = len(OUTCOMES) - len(_PILOTS)  # number of outcomes in states that were saved before `_PILOTS` existed
 _AGAIN = 16 * WINDOW  # repeat a warning after this many rollouts even if nothing got worse
 _reward, _metric = map(attrgetter, ("reward", "metric"))
 _ROUNDING = 1e-6  # tolerance for means of float32 scores near 0 or 1
@@ -44,10 +47,14 @@ def silent(shares: Mapping[str, float]) -> tuple[float, Limits]:
 
     Rollouts in groups with equal rewards give no signal. If most rollouts are alone (`are_alone`), the function returns
     the share of the more frequent of two outcomes, right and wrong.
+
+    Pilots are there to find prompts that are not worth more rollouts, and of two pilots at least half agree at every
+    success rate. So if most rollouts without a signal were pilots, the higher thresholds apply.
     """
     if are_alone(shares):
         return max(shares.get("right", 0), shares.get("wrong", 0)), _OF_ALONE
-    return sum(shares.get(name, 0) for name in _SILENT), _OF_GROUPS
+    whole, pilots = (sum(shares.get(name, 0) for name in names) for names in (_SILENT, _PILOTS))
+    return whole + pilots, _OF_ALONE if pilots > whole else _OF_GROUPS
 
 
 def never_differed(shares: Mapping[str, float]) -> str | None:
@@ -55,15 +62,17 @@ def never_differed(shares: Mapping[str, float]) -> str | None:
 
     If all outcomes are the same, a wrong reward function is more likely than unsuitable prompts.
     """
-    [most, *others] = sorted(OUTCOMES, key=lambda name: -shares.get(name, 0)) if shares else ["mixed"]
-    constant = most in (*_SILENT, "wrong", "right") and not any(shares.get(name, 0) for name in others)
-    return most.removeprefix("all_") if constant else None
+    kinds = {name.rpartition("_")[2] for name in OUTCOMES if shares.get(name, 0)}
+    return kinds.pop() if len(kinds) == 1 and kinds <= {"wrong", "right", "alike"} else None
 
 
-def outcomes(group: Group, fate: str) -> Mapping[str, int]:
+def outcomes(group: Group, fate: str, *, pilots: bool = False) -> Mapping[str, int]:
     """Number of a group's scored rollouts by outcome.
 
-    `fate` says how the visit ended. "trained" means that at least one rollout had a nonzero advantage.
+    Args:
+        group: a group that is over.
+        fate: how the visit ended. "trained" means that at least one rollout had a nonzero advantage.
+        pilots: whether the group was dropped before its last stage.
     """
     done = group.done
     if len(done) == 1:  # fast path for one rollout per prompt
@@ -74,7 +83,7 @@ def outcomes(group: Group, fate: str) -> Mapping[str, int]:
         return Counter(_kind(each.metric) or "between" for each in done)
     kinds = set(map(_kind, set(map(_metric, done))))
     kind = kinds.pop() if len(kinds) == 1 else None
-    return {f"all_{kind or 'alike'}": len(done)} if done else {}
+    return {f"{'pilots' if pilots else 'all'}_{kind or 'alike'}": len(done)} if done else {}
 
 
 def _kind(metric: float) -> str | None:
@@ -163,4 +172,6 @@ class Teaching:
 
 def _counted(saved: Any) -> Counter[str]:
     counts = naturals(saved, "outcomes")
-    return Counter({name: count for name, count in zip(OUTCOMES, counts, strict=True) if count})
+    if len(counts) not in (_FORMERLY, len(OUTCOMES)):
+        raise ValueError(f"outcomes: expected {len(OUTCOMES)} counts, got {len(counts)}; the state is corrupt")
+    return Counter({name: count for name, count in zip(OUTCOMES, counts, strict=False) if count})

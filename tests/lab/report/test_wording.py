@@ -88,21 +88,26 @@ def test_a_run_by_itself(write_run):
     assert "".join(story([replace(run, metrics=[])], "grpo")) == "grpo has not paid a rollout yet."
 
 
-def test_where_no_groups_are_compared_none_is_said_to_have_taught(write_run):
+def test_where_no_groups_are_compared_it_is_said_with_what_each_rollout_was(write_run):
     folder = write_run(batches=10)
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     alone = [line | {"groups": line["rows"]} if line["kind"] == "batch" else line for line in lines]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in alone))
     run, over = read_run(folder), ended(read_config(folder), folder)
     assert (run.grouped, over.grouped) == (False, False)
-    assert "compared with a baseline of its recipe, not with a group" in "".join(story([run], "grpo"))
+    assert (
+        "40% of its rollouts taught something, each compared with a baseline of its recipe, not with a group"
+        in "".join(story([run], "grpo"))
+    )
     for recipe, parameters, baseline in (
         ("foresight", {}, "the pass rate that was predicted for its prompt"),
         ("reinforce", {"baseline": "running"}, "the mean of all rewards so far"),
         ("reinforce", {}, "the mean of the batch's other rewards"),
     ):
         alone = replace(method("ours"), grouped=False, recipe=recipe, parameters=parameters)
-        assert said_of(alone).endswith(f"each rollout was compared with {baseline}, not with a group.")
+        assert said_of(alone).endswith(
+            f"40% of its rollouts taught something, each compared with {baseline}, not with a group."
+        )
 
 
 def test_runs_of_one_recipe_under_other_settings_are_told_apart_by_their_folder(run_into, tmp_path):

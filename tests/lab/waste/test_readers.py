@@ -577,7 +577,8 @@ def test_files_of_no_known_format_are_named_with_what_was_expected(tmp_path):
     with pytest.raises(ValueError, match=r"expected a log of one of these \(trl: .*found x.jsonl; try --format"):
         read_log(tmp_path)
     with pytest.raises(
-        ValueError, match=r"found no rollout in x\.jsonl; the first of 1 lines.*expected the fields input and acc or score"
+        ValueError,
+        match=r"found no rollout in x\.jsonl; the first of 1 lines.*expected the fields input and acc or score",
     ):
         read_log(tmp_path, "verl")
     with pytest.raises(ValueError, match=r"expected parquet files.*found x\.jsonl"):

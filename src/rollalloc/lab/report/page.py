@@ -23,6 +23,7 @@ from rollalloc.lab.report import figures, style
 from rollalloc.lab.report.wording import caveats, damage, findings, graded, silences, story
 from rollalloc.runs.discovery import comparisons
 from rollalloc.runs.recorded import RecordedRun, by_label
+from rollalloc.runs.teaching import share_taught
 
 MADE_BY = "rollalloc report"  # the generator in the head of the page
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"  # CSP
@@ -177,7 +178,7 @@ def _page(title: str, drawn: Sequence[Section]) -> str:
         undefined=StrictUndefined,
         trim_blocks=True,
     )
-    environment.filters |= {"one_line": one_line, "by_cause": style.by_cause}
+    environment.filters |= {"one_line": one_line, "by_cause": style.by_cause, "share_taught": share_taught}
     return environment.get_template("report.html.j2").render(
         policy=POLICY,
         colours=style.COLOURS,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from rollalloc.files.text import one_line, visible
 from rollalloc.lab.bench.summary import Interval, RecipeSummary, Summary
 from rollalloc.runs.recorded import RecordedRun
+from rollalloc.runs.teaching import share_taught
 
 Sentence = tuple[str, str]  # the main point, and the rest
 
@@ -21,7 +23,7 @@ def findings(summary: Summary) -> dict[str, Sentence]:
 
 def _finding(method: RecipeSummary, baseline: RecipeSummary, target: float | None, aim: str) -> Sentence:
     name, first, seeds = one_line(method.label), one_line(baseline.label), len(method.seeds)
-    taught = _taught(_share(method), method.grouped, method.recipe, method.parameters)
+    taught = _taught(_share(method.accounts), method.grouped, method.recipe, method.parameters)
     cost, ratio = method.costs["rollouts"], method.ratios["rollouts"]
     if target is None or cost is None:
         why = "No target was set" if target is None else "It was not evaluated"
@@ -34,7 +36,7 @@ def _finding(method: RecipeSummary, baseline: RecipeSummary, target: float | Non
     if method is baseline or ratio is None:
         return needed, f"{_between(cost)} for {aim}; {taught}."
     if method.grouped and baseline.grouped:
-        taught = f"{taught}, {first}'s {_share(baseline)}"
+        taught = f"{taught}, {first}'s {_share(baseline.accounts)}"
     if ratio.bound:
         return needed, f"{_between(cost)} for {aim}{_bound(ratio, first)}; {taught}."
     times = 1 / ratio.point
@@ -78,17 +80,20 @@ _ALONE = {  # the baseline of a recipe without groups
 
 
 def _taught(share: str, grouped: bool, recipe: object, parameters: Mapping[str, Any]) -> str:
+    taught = f"{share} of its rollouts taught something"
     if grouped:
-        return f"{share} of its rollouts taught something"
+        return taught
     baseline = _ALONE.get(str(recipe), "a baseline of its recipe")
     if recipe == "reinforce":
         running = parameters.get("baseline") == "running"
         baseline = "the mean of all rewards so far" if running else "the mean of the batch's other rewards"
-    return f"each rollout was compared with {baseline}, not with a group"
+    return f"{taught}, each compared with {baseline}, not with a group"
 
 
-def _share(method: RecipeSummary) -> str:
-    return f"{method.accounts.get('trained', 0) / max(1, method.rollouts_paid):.0%}"
+def _share(*accounts: Mapping[str, int]) -> str:
+    """The share of the rollouts of several runs that taught something, in percent."""
+    total = sum(map(Counter, accounts), Counter[str]())
+    return f"{share_taught(total) or 0:.0%}"
 
 
 def _counted(count: int, noun: str) -> str:
@@ -101,10 +106,11 @@ def story(runs: Sequence[RecordedRun], label: str) -> Sentence:
     if not paid:
         return f"{name} has not paid a rollout yet", "."
     per_run = f" per run, mean of {len(runs)} seeds" if len(runs) > 1 else ""
-    trained = fmean(run.accounts.get("trained", 0) for run in runs)
     described = runs[0].description
     grouped = any(run.grouped for run in runs)
-    taught = _taught(f"{trained / paid:.0%}", grouped, described.get("recipe"), described.get("parameters") or {})
+    taught = _taught(
+        _share(*(run.accounts for run in runs)), grouped, described.get("recipe"), described.get("parameters") or {}
+    )
     curves = [run.curve.accuracy for run in runs if run.curve.accuracy]
     learned = ""
     if curves:

@@ -10,6 +10,7 @@ import numpy as np
 
 from rollalloc.lab.waste.groups import NO_STEP, Groups, Log
 from rollalloc.lab.waste.shares import Shares, drift, shares_of
+from rollalloc.runs.teaching import share_taught
 
 ALONE = (
     "{:,} rollouts are alone in their group and are not counted: GRPO has nothing to compare them with, but a method that "
@@ -41,8 +42,8 @@ class Finding:
     @property
     def wasted(self) -> float | None:
         """Share of rollouts without a learning signal, by the trainer's own accounts if it logged any; None if unknown."""
-        if self.booked:
-            return 1 - self.booked.get("trained", 0) / sum(self.booked.values())
+        if (taught := share_taught(self.booked)) is not None:
+            return 1 - taught
         return None if self.shares is None else self.shares.wasted.value
 
     def described(self) -> dict[str, Any]:

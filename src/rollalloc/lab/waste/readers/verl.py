@@ -30,7 +30,6 @@ from rollalloc.lab.waste.readers.shared import (
     whole,
 )
 
-
 _FIELDS = ("acc", "score")  # fields that may have the reward, the preferred one first
 
 
@@ -120,10 +119,8 @@ def _with(groups: Groups, used: _Rewards) -> Groups:
 def _notes(groups: Groups, fields: Sequence[_Rewards], used: _Rewards) -> list[str]:
     """Notes on the reward field: the one that was used, and what another field tells."""
     rollouts = len(groups.rewards_R)
-    notes = [
-        f"reward: {names([used.name])} ({used.known:,} of {rollouts:,} rollouts); lengths are in characters of the output, "
-        "because verl logs no tokens"
-    ]
+    lengths = "lengths are in characters of the output, because verl logs no tokens"
+    notes = [f"reward: {names([used.name])} ({used.known:,} of {rollouts:,} rollouts); {lengths}"]
     acc, *others = fields
     if used is not acc and acc.known + acc.doubts.odd:
         notes.append(
