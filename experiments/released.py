@@ -1,5 +1,6 @@
 """Is Pilot-Commit cheaper than GRPO in the shape its authors ran: groups of 64, most prompts without a signal, 200 batches?
 
+    python experiments/released.py probe OUT --tasks TASKS         # which pool is `held`
     python experiments/released.py run OUT --tasks TASKS [--one]   # resumable; --one: carry out the next run and stop
     python experiments/released.py table OUT --tasks TASKS         # of the runs that have ended
     python experiments/released.py figure OUT FIGURE --tasks TASKS
@@ -7,35 +8,38 @@
 `run` may be started several times on one OUT: each takes the next run that nobody is at work on, and exits with 75 when it
 has to wait for another one's tuning run. This plan was committed before any run.
 
-Task: `skills`, except that 60% of the skills are known (rate 1) and the others have rates from Beta(.5, .5), since with the
-rates of `skills` only four prompts have a success rate above .995. Pools by the exact rate of the initial model, in percent
-(< .005 / .125 to .75 / > .995 / rest): 35/35/20/10, 10/45/35/10, and 0/100/0/0 as a control, with 8,192 prompts to train on
-and 2,048 held-out ones of the same shares. One more pool, 35/35/20/10 with 2,048 prompts, is for eviction: at 24 pilots a
-round an epoch of 8,192 prompts takes 341 rounds, and no prompt can be evicted before its second visit. (The same is true of
-the published runs on Polaris: 384 pilots a round for 138 and 81 rounds are 53,000 and 31,000 of 53,000 prompts.)
+Task: `skills`, except that a share of the skills is known (rate 1) and the others have rates from Beta(.5, .5), since with
+the rates of `skills` only four prompts have a success rate above .995. Pools by the exact rate of the initial model, in
+percent (< .005 / .125 to .75 / > .995 / rest), with 8,192 prompts to train on and 2,048 held-out ones of the same shares:
+    A         35/35/20/10, 256 skills of which 60% are known
+    B         10/45/35/10, the same skills
+    control   0/100/0/0, the same skills
+    held      a pool in which more than a third of the pilots pass for a hundred batches, as in the published runs; on the
+              others, it is twenty batches, because a small model soon learns its few skills. It is the first of
+              `CANDIDATES` (more skills, so that each comes up rarely) in which pc6 with the learning rate 3e-4 and seed
+              9790 passes at least a third of its pilots in each tenth of its first hundred batches (`probe`).
 
 Arms, all without averaged weights, clipped at a gradient norm of 1:
     grpo        8 prompts x 64, 4 optimizer steps a batch
-    dapo        24 prompts x 64 generated, groups beyond 8 discarded, 4 steps
     pc6, pc4    16 + 48, 24 pilots every round, evicts after one visit, 6 or 4 steps, importance weights on stale rows
     pc6 raw     as pc6, but stale rows count as new: all of what was released
+    pc6 queue   as pc6, but groups that are about to expire go first: the order of the first two rounds
     default     pc4 with our defaults: evicts by evidence, pilots as needed
-    evidence, none   as pc6, but evicts by evidence or not at all
-    n16, pc16   32 x 16, and 32 x (4 + 12) with 96 pilots every round, 4 steps
+    default queue   as default, but groups that are about to expire go first
+    n16         GRPO with 32 x 16, the plainest thing to do instead
 
-Learning rates: for GRPO and for pc6, the best of `RATES` by the mean of the last five evaluations after 78,848 rollouts
-(154 and about 60 batches) of seed 9800 on the first pool; while the best is at an end, one more beyond it, half or twice
-as high, is run. GRPO's also serves DAPO and n16; pc6's, all arms of Pilot-Commit. At 1M, n16 and pc16 each have the best
-of the same rates after 24,576 rollouts of seed 9800.
+Learning rates: the best of `RATES` by the mean of the last five evaluations after 78,848 rollouts of seed 9800; while the
+best is at an end, one more beyond it, half or twice as high, is run. pc6 on pool A (which serves B and the control too)
+and on held, GRPO on held; GRPO's rate on A is 3e-4, by the second round's tuning (four rates, the same seed and pool),
+whose code for GRPO is today's. GRPO's also serves n16; pc6's, all arms of Pilot-Commit.
 
 Runs: `PLAN` has the pools, arms, seeds and rollouts, in the order in which they are made. 98,304 rollouts are 192 batches
-of GRPO, as many as to its peak in the published run of 8B; 131,072 on the pool of 2,048 are two epochs of pilots. At 1M,
-the pool has 35/35/20/10 by that model's own rates, 4,096 prompts, and 49,152 rollouts are made. An arm with fewer seeds
-than planned is reported with those it has.
+of GRPO, as many as to its peak in the published run of 8B. An arm with fewer seeds than planned is reported with those it
+has.
 
-This is the second round, planned in d5ae4d43 on 2026-11-26 before any of its runs. The first one (2026-11-25 and 26;
-651a789a, shortened in 7d80c3ae and dbb80d17) had three rates and three seeds. Every change of either plan is in the
-history of this file, and its reason in dev/LOG.md.
+This is the third round, planned on 2026-11-28 before any of its runs. In the first two (2026-11-25 and 26; 651a789a and
+d5ae4d43), Pilot-Commit committed first to groups that were about to expire, which is not the published order (dev/LOG.md,
+2026-11-28). Those rounds also had DAPO, three kinds of eviction, groups of 16 and a model of 1M; their commits have them.
 
 Reported against GRPO on the same seed: rollouts, batches and optimizer steps until the smoothed accuracy (mean of five
 evaluations, one every 2,048 rollouts, exact) comes to the peak of GRPO's smoothed curve, and to .99 of it; the ratio at
@@ -68,7 +72,7 @@ from rollalloc.lab.bench.compare import is_finished
 from rollalloc.lab.bench.presets import TUNED_WITH
 from rollalloc.lab.bench.tasks.files import make_once
 from rollalloc.lab.bench.tasks.skills import LONGEST, Skills, SkillsConfig
-from rollalloc.lab.bench.tasks.tiny import SEPARATOR, Shape, WarmUp, save_warm_model, spell, word_tokenizer
+from rollalloc.lab.bench.tasks.tiny import SEPARATOR, WarmUp, save_warm_model, spell, word_tokenizer
 from rollalloc.models.likelihood import exact_answers
 from rollalloc.models.policy import Policy
 from rollalloc.runs.reader import lines_in
@@ -82,17 +86,17 @@ EDGES, SHARES = (
     {  # shares in % of: hopeless, middle, solved, the rest
         "35-35-20": (35, 35, 20, 10),
         "10-45-35": (10, 45, 35, 10),
+        "10-55-25": (10, 55, 25, 10),
         "control": (0, 100, 0, 0),
     },
 )
-TRAIN, FEW, HELDOUT, DRAWN = 8192, 2048, 2048, 150_000
-LARGE_TRAIN, LARGE_DRAWN = 4096, 90_000
-RATES, TUNING_SEED, SEEDS = (1.5e-4, 3e-4, 6e-4, 1.2e-3), 9800, (9801, 9802, 9803, 9804, 9805)
-TUNING_ROLLOUTS, ROLLOUTS, LONG, EVERY, WINDOW = 78_848, 98_304, 131_072, 2_048, 5
-LARGE_TUNING, LARGE_ROLLOUTS = 24_576, 49_152
-FIRST, SECOND, CONTROL, SMALL = "35-35-20-8192", "10-45-35-8192", "control-8192", "35-35-20-2048"
-LARGE_SUFFIX = "-1m"  # of a pool's name: its model has 1 million parameters
-LARGE = f"35-35-20-{LARGE_TRAIN}{LARGE_SUFFIX}"
+TRAIN, HELDOUT, DRAWN = 8192, 2048, 150_000
+RATES, TUNING_SEED, PROBE_SEED, SEEDS = (1.5e-4, 3e-4, 6e-4), 9800, 9790, (9811, 9812, 9813, 9814, 9815)
+GRPO_ON_A = 3e-4
+TUNING_ROLLOUTS, ROLLOUTS, EVERY, WINDOW = 78_848, 98_304, 2_048, 5
+A, B, CONTROL = "35-35-20-8192", "10-45-35-8192", "control-8192"
+CANDIDATES = ("10-55-25-8192+1024", "10-55-25-8192+2048", "10-55-25-8192+4096")  # a suffix is the number of skills
+HELD = CANDIDATES[0]  # until `probe` says another one
 COSTS = ("rollouts", "batches", "steps")
 WAIT = 75  # exit status: another process is at work on what the next run needs
 
@@ -110,31 +114,30 @@ class Arm:
 
 def _pilots(steps: int, *, corrected: bool = True, n_pilot: int = 16, groups: int = 8, **more: Any) -> Arm:
     sizes = {"groups": groups, "n_pilot": n_pilot, "n_commit": 3 * n_pilot, "gen_groups": 3 * groups}
-    parameters = {**sizes, "pilots": "every_round", **ONE_VISIT, **more}
+    parameters = {**sizes, "pilots": "every_round", "promote": "top_variance", **ONE_VISIT, **more}
     return Arm("pilot_commit", parameters, "pc6", steps, corrected)
 
 
-_BY_EVIDENCE = {"p_solve": 0.9, "confidence": 0.95, "reprobe_every": 4}
+_AS_NEEDED = {"pilots": "as_needed", "p_solve": 0.9, "confidence": 0.95, "reprobe_every": 4}
+_QUEUE = {"promote": "expiring_first"}
 ARMS = {
     "grpo": Arm("grpo", {"groups": 8, "n": 64}, "grpo"),
-    "dapo": Arm("dapo", {"groups": 8, "n": 64, "gen_groups": 24}, "grpo"),
     "pc6": _pilots(6),
     "pc4": _pilots(4),
     "pc6 raw": _pilots(6, corrected=False),
-    "default": _pilots(4, pilots="as_needed", **_BY_EVIDENCE),
-    "evidence": _pilots(6, **_BY_EVIDENCE),
-    "none": _pilots(6, p_solve=2.0),
+    "pc6 queue": _pilots(6, **_QUEUE),
+    "default": _pilots(4, **_AS_NEEDED),
+    "default queue": _pilots(4, **_AS_NEEDED, **_QUEUE),
     "n16": Arm("grpo", {"groups": 32, "n": 16}, "grpo"),
-    "pc16": _pilots(4, n_pilot=4, groups=32),
 }
 # Pool, arms, seeds, rollouts: in this order, all arms on a seed before the next seed.
 PLAN: Sequence[tuple[str, tuple[str, ...], Sequence[int], int]] = (
-    *((pool, ("grpo", "pc6"), (seed,), ROLLOUTS) for seed in SEEDS for pool in (FIRST, SECOND)),
-    (SECOND, ("pc4", "dapo", "default"), SEEDS[:3], ROLLOUTS),
-    (FIRST, ("pc4", "pc6 raw", "n16", "pc16", "dapo", "default"), SEEDS[:3], ROLLOUTS),
-    (LARGE, ("n16", "pc16"), SEEDS[:3], LARGE_ROLLOUTS),
-    (SMALL, ("pc6", "evidence", "none", "grpo"), SEEDS[:3], LONG),
-    (CONTROL, ("grpo", "pc6"), SEEDS[:3], ROLLOUTS),
+    *((pool, ("grpo", "pc6"), (seed,), ROLLOUTS) for seed in SEEDS[:3] for pool in (HELD, CONTROL, B, A)),
+    (HELD, ("pc6 queue", "n16", "default", "default queue", "pc4"), SEEDS[:3], ROLLOUTS),
+    *((pool, ("grpo", "pc6"), (seed,), ROLLOUTS) for seed in SEEDS[3:] for pool in (HELD, CONTROL, B, A)),
+    *((pool, ("default", "default queue", "pc4", "pc6 raw"), SEEDS[:3], ROLLOUTS) for pool in (B, CONTROL, A)),
+    (HELD, ("pc6 raw",), SEEDS[:3], ROLLOUTS),
+    *((pool, ("default", "default queue", "pc4", "pc6 raw"), SEEDS[3:], ROLLOUTS) for pool in (HELD, B, CONTROL, A)),
 )
 
 
@@ -179,11 +182,11 @@ class Tuning:
     rate: float | None
 
 
-def tuning(arm: str, out: Path, tasks: Path) -> Tuning:
-    """The tuning of an arm at 0.15M: the rates, and one more beyond as long as the best is at an end."""
+def tuning(arm: str, pool: str, out: Path, tasks: Path) -> Tuning:
+    """The tuning of an arm on a pool: the rates, and one more beyond as long as the best is at an end."""
     rates = list(RATES)
     while True:
-        runs = tuple(Planned(FIRST, arm, rate, TUNING_SEED, TUNING_ROLLOUTS) for rate in rates)
+        runs = tuple(Planned(pool, arm, rate, TUNING_SEED, TUNING_ROLLOUTS) for rate in rates)
         best = _best(runs, out, tasks)
         if best is None:
             return Tuning(runs, None)
@@ -195,11 +198,10 @@ def tuning(arm: str, out: Path, tasks: Path) -> Tuning:
             return Tuning(runs, rates[best])
 
 
-def large_tuning(arm: str, out: Path, tasks: Path) -> Tuning:
-    """The tuning of an arm at 1M: the best of the rates."""
-    runs = tuple(Planned(LARGE, arm, rate, TUNING_SEED, LARGE_TUNING) for rate in RATES)
-    best = _best(runs, out, tasks)
-    return Tuning(runs, None if best is None else RATES[best])
+def tunings(out: Path, tasks: Path) -> dict[tuple[str, str], Tuning]:
+    """By arm and pool, whatever is tuned; A's serve B and the control."""
+    tuned = {(arm, pool): tuning(arm, pool, out, tasks) for arm, pool in (("pc6", HELD), ("grpo", HELD), ("pc6", A))}
+    return {**tuned, ("grpo", A): Tuning((), GRPO_ON_A)}
 
 
 def _best(runs: Sequence[Planned], out: Path, tasks: Path) -> int | None:
@@ -210,24 +212,16 @@ def _best(runs: Sequence[Planned], out: Path, tasks: Path) -> int | None:
 
 def planned(out: Path, tasks: Path) -> Iterator[Planned | None]:
     """Every run in its order; None where tuning has to end first."""
-    tunings = {arm: tuning(arm, out, tasks) for arm in ("grpo", "pc6")}
-    for of_arm in tunings.values():
+    tuned = tunings(out, tasks)
+    for of_arm in tuned.values():
         yield from of_arm.runs
-    if any(of_arm.rate is None for of_arm in tunings.values()):
+    if any(of_arm.rate is None for of_arm in tuned.values()):
         yield None
         return
-    large: dict[str, Tuning] = {}
     for pool, arms, seeds, rollouts in PLAN:
-        if pool == LARGE and not large:
-            large = {arm: large_tuning(arm, out, tasks) for arm in arms}
-            for of_arm in large.values():
-                yield from of_arm.runs
-            if any(of_arm.rate is None for of_arm in large.values()):
-                yield None
-                return
         for seed in seeds:
             for arm in arms:
-                rate = large[arm].rate if pool == LARGE else tunings[ARMS[arm].tuned_as].rate
+                rate = tuned[ARMS[arm].tuned_as, HELD if pool == HELD else A].rate
                 yield Planned(pool, arm, rate or nan, seed, rollouts)
 
 
@@ -249,6 +243,30 @@ def carry_out(out: Path, tasks: Path, *, one: bool) -> int:
         if one:
             break
     return 0
+
+
+def probe(out: Path, tasks: Path) -> None:
+    """Pilot-Commit alone on each candidate: the share of its pilots that pass, by tenths of its first hundred batches."""
+    for pool in CANDIDATES:
+        each = Planned(pool, "pc6", 3e-4, PROBE_SEED, ROLLOUTS)
+        run = each.run(tasks)
+        place = folder_of(run, out)
+        if not is_finished(run, place):
+            train(run, place, resume=is_run_in(run, place))
+        shares = passing(place)[:100]
+        tenths = [round(fmean(shares[at : at + 10]), 3) for at in range(0, len(shares) - 9, 10)]
+        print(pool, f"{len(shares)} of 100 batches", tenths, flush=True)
+        if len(tenths) == 10 and min(tenths) >= 1 / 3:
+            print("held:", pool)
+            return
+
+
+def passing(place: Path) -> list[float]:
+    """The share of the piloted prompts that passed, batch by batch. A batch has paid 16 pilots a prompt and 8 x 48 commits."""
+    lines = [line for line in lines_in(place / "metrics.jsonl") if line["kind"] == "batch"]
+    piloted = [line["rollouts_paid"] - 8 * 48 * line["batch"] for line in lines]
+    failed = [line["accounts"]["out_of_band"] for line in lines]
+    return (1 - np.diff(failed, prepend=0) / np.diff(piloted, prepend=0)).tolist()
 
 
 # --------------------------------------------------------------------------------------------------------------- curves
@@ -321,14 +339,13 @@ class Ratio:
 
 def pairs_of(pool: str, arm: str, out: Path, tasks: Path) -> list[tuple[Progress, Progress, int]]:
     """GRPO's runs and the arm's on the same pool and seed, as far as both have ended; and the seed."""
-    base = "n16" if arm == "pc16" else "grpo"
-    ended: dict[str, dict[int, Progress]] = {base: {}, arm: {}}
+    ended: dict[str, dict[int, Progress]] = {"grpo": {}, arm: {}}
     for each in planned(out, tasks):
         if each is not None and each.pool == pool and each.arm in ended and each.seed in SEEDS:
             curve = curve_of(each, out, tasks)
             if curve is not None:
                 ended[each.arm][each.seed] = curve
-    return [(ended[base][seed], curve, seed) for seed, curve in ended[arm].items() if seed in ended[base]]
+    return [(ended["grpo"][seed], curve, seed) for seed, curve in ended[arm].items() if seed in ended["grpo"]]
 
 
 def ratio(pairs: Sequence[tuple[Progress, Progress, int]], share: float, cost: str) -> Ratio:
@@ -345,20 +362,16 @@ def ratio(pairs: Sequence[tuple[Progress, Progress, int]], share: float, cost: s
 def compared(out: Path, tasks: Path) -> Iterator[tuple[str, str, list[tuple[Progress, Progress, int]]]]:
     """Pools and arms in the plan's order with the pairs that have ended."""
     for pool, arm in dict.fromkeys((pool, arm) for pool, arms, *_ in PLAN for arm in arms):
-        if arm not in ("grpo", "n16") and (pairs := pairs_of(pool, arm, out, tasks)):
+        if arm != "grpo" and (pairs := pairs_of(pool, arm, out, tasks)):
             yield pool, arm, pairs
 
 
 def show(out: Path, tasks: Path) -> None:
     """The chosen rates, every run, and the ratios, in Markdown."""
-    tunings = {arm: tuning(arm, out, tasks) for arm in ("grpo", "pc6")}
-    if (out / LARGE).exists():
-        tunings |= {f"{arm}, 1M": large_tuning(arm, out, tasks) for arm in ("n16", "pc16")}
-    for arm, of_arm in tunings.items():
+    for (arm, pool), of_arm in tunings(out, tasks).items():
         last = {each.rate: curve_of(each, out, tasks) for each in of_arm.runs}
-        print(
-            f"{arm}, tuned to {of_arm.rate}:", {rate: round(float(c.accuracy[-1]), 4) for rate, c in last.items() if c}
-        )
+        ends = {rate: round(float(curve.accuracy[-1]), 4) for rate, curve in last.items() if curve}
+        print(f"{arm} on {pool}, tuned to {of_arm.rate}:", ends)
     print("\n| pool | method | seed | rollouts | batches | steps | peak | at the end | evicted |\n|" + "---|" * 9)
     for each in planned(out, tasks):
         curve = None if each is None else curve_of(each, out, tasks)
@@ -417,14 +430,6 @@ class SharpConfig(SkillsConfig):
 
 
 @dataclass(frozen=True)
-class LargeConfig(SharpConfig):
-    """The same task with a model of 1 million parameters."""
-
-    shape: Shape = field(default_factory=lambda: Shape(hidden=128, layers=4))
-    warm_up: WarmUp = field(default_factory=lambda: WarmUp(steps=2000, learning_rate=3e-3))
-
-
-@dataclass(frozen=True)
 class PoolConfig:
     """A pool's name, and the sizes that decide its prompts."""
 
@@ -443,18 +448,17 @@ def _sharp(config: SharpConfig) -> Skills:
 
 def pool_files(tasks: Path, name: str) -> dict[str, Any]:
     """The fields of a `Config` for the model and a pool `SHARES-PROMPTS`, made in the folder if missing."""
-    large = name.endswith(LARGE_SUFFIX)
-    config = LargeConfig() if large else SharpConfig()
-    shape = config.shape if isinstance(config, LargeConfig) else Shape()
+    _, more, skills_of = name.partition("+")
+    config = SharpConfig(skills=int(skills_of)) if more else SharpConfig()
     skills = _sharp(config)
     rng = np.random.default_rng([config.seed, 0])
     tokenizer = word_tokenizer(skills.words)
 
     def save(to: Path) -> None:
-        save_warm_model(to, tokenizer, config.warm_up, lambda count: skills.noisy_examples(rng, count), shape=shape)
+        save_warm_model(to, tokenizer, config.warm_up, lambda count: skills.noisy_examples(rng, count))
 
-    model = make_once(tasks / "sharp" / f"model{LARGE_SUFFIX if large else ''}", config, save)
-    pool = PoolConfig(name, drawn=LARGE_DRAWN if large else DRAWN)
+    model = make_once(tasks / "sharp" / f"model{more}{skills_of}", config, save)
+    pool = PoolConfig(name)
     made = make_once(tasks / "sharp" / name, pool, lambda to: _make_pool(to, skills, model, pool))
     return {
         "model": str(model),
@@ -468,7 +472,7 @@ def pool_files(tasks: Path, name: str) -> dict[str, Any]:
 
 
 def _make_pool(to: Path, skills: Skills, model: Path, pool: PoolConfig) -> None:
-    shares, _, train = pool.name.removesuffix(LARGE_SUFFIX).rpartition("-")
+    shares, _, train = pool.name.partition("+")[0].rpartition("-")
     rng = np.random.default_rng(pool.seed)
     drawn = {spell("k", one_L): one_L for one_L in skills.draw(rng, pool.drawn)}
     prompts = [f"{words} {SEPARATOR}" for words in drawn]
@@ -499,16 +503,18 @@ def _make_pool(to: Path, skills: Skills, model: Path, pool: PoolConfig) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("action", choices=("run", "table", "figure"))
+    parser.add_argument("action", choices=("probe", "run", "table", "figure"))
     parser.add_argument("out", type=Path)
     parser.add_argument("figure", type=Path, nargs="?")
     parser.add_argument("--tasks", type=Path, required=True, help="where the task is made and kept")
     parser.add_argument("--one", action="store_true")
     asked = parser.parse_args()
     one_thread()
-    if asked.action == "run":
+    if asked.action == "probe":
+        probe(asked.out, asked.tasks)
+    elif asked.action == "run":
         return carry_out(asked.out, asked.tasks, one=asked.one)
-    if asked.action == "table":
+    elif asked.action == "table":
         show(asked.out, asked.tasks)
     elif asked.figure is None:
         parser.error("figure: name the file to draw to")

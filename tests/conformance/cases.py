@@ -44,6 +44,7 @@ RECIPES = {
     "dapo_carry": recipes.dapo(4, 4, 12, "carry"),
     "dapo_max_candidates": recipes.dapo(4, 4, 12, max_candidates=16),
     "pilot_commit": PC,
+    "pilot_commit_expiring_first": recipes.pilot_commit(4, 4, 4, 12, promote="expiring_first"),
     "pilot_commit_random": recipes.pilot_commit(4, 4, 4, 12, promote="random"),
     "pilot_commit_oldest": recipes.pilot_commit(4, 4, 4, 12, promote="oldest", max_candidates=24),
     "pilot_commit_most_recent": recipes.pilot_commit(4, 4, 4, 12, promote="most_recent"),

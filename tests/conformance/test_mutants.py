@@ -522,9 +522,13 @@ def by_variance(held, k, sign=-1, of="metrics_G"):
     return sorted(held, key=lambda group: (sign * np.var(getattr(group, of)), -group.group))[:k]
 
 
-# Highest variance first, whatever expires meanwhile.
+# Highest variance first, although the rule says that groups at their last chance go before.
 Starves = lying(
     promote.TopVariance, lambda self, held, k, view, rng: () if view.running_S[held[0].stage] else by_variance(held, k)
+)
+# Groups at their last chance first, although the rule says highest variance.
+Queues = lying(
+    promote.TopVariance, lambda self, held, k, view, rng: promote.TopVariance(expiring_first=True)(held, k, view, rng)
 )
 LowestVariance = lying(
     promote.TopVariance,
@@ -805,7 +809,8 @@ RULES = [
     (9, "Oldest", staged("pilot_commit_oldest", 0, promote=Newest())),
     (9, "RandomOrder", staged("pilot_commit_random", 0, promote=HalfOfThem())),
     (9, "RandomOrder", staged("pilot_commit_random", 0, promote=FavoursHits())),
-    (9, "TopVariance", staged("pilot_commit", 0, promote=Starves())),
+    (9, "TopVariance", staged("pilot_commit_expiring_first", 0, promote=Starves(expiring_first=True))),
+    (9, "TopVariance", staged("pilot_commit", 0, promote=Queues())),
     (9, "TopVariance", staged("pilot_commit", 0, promote=LowestVariance())),
     (9, "MostRecent", staged("pilot_commit_most_recent", 0, promote=OldestAfterAll())),
     (9, "OverGroup", other("grpo_sample", advantage=advantages.OverGroup(OtherDeviation(ddof=1)))),

@@ -39,13 +39,13 @@ def test_top_variance_takes_the_highest_and_of_equals_the_newest(groups, expecte
     assert promoted(TopVariance(), held, len(expected)) == expected
 
 
-def test_top_variance_takes_those_that_expire_at_the_next_update_before_all_others():
+def test_expiring_first_takes_groups_at_their_last_chance_before_all_others():
     held = [group(0, 1, version=1), group(1, 2, version=2), group(2, 2, version=5), group(3, 3, version=1)]
-    assert promoted(TopVariance(), held, 3, version=5) == [3, 0, 2]
-    assert promoted(TopVariance(), held, 3, version=5, max_staleness=5) == [2, 1, 3]
-    assert promoted(TopVariance(), [group(0, 1), group(1, 2)], 1, max_staleness=0) == [
-        1
-    ]  # all are at their last chance
+    rule = TopVariance(expiring_first=True)
+    assert promoted(rule, held, 3, version=5) == [3, 0, 2]
+    assert promoted(rule, held, 3, version=5, max_staleness=5) == [2, 1, 3]
+    assert promoted(rule, [group(0, 1), group(1, 2)], 1, max_staleness=0) == [1]  # all are at their last chance
+    assert promoted(TopVariance(), held, 3, version=5) == [2, 1, 3]  # nothing has priority for its age
 
 
 def test_top_variance_waits_for_the_rounds_pilots():

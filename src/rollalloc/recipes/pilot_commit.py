@@ -9,8 +9,7 @@ How this differs from the paper and its released code:
   epochs, the prompt is tried again. In the paper, one visit decides, and the eviction is permanent.
 - No new pilots are generated while enough prompts wait for this batch and the next. The published schedule is
   `pilots="every_round"`.
-- Groups that would be too old after the next update get commits first. If rollouts stream, all groups get commits in the
-  order of their age.
+- If rollouts stream, groups get commits in the order of their age.
 - Selection reads the metric and training reads the reward.
 - Committed rollouts update a prompt's record too.
 
@@ -50,11 +49,12 @@ from rollalloc.rules import advantages, intake, promote, sizes
 from rollalloc.rules.judges import TINY
 from rollalloc.rules.rows import Chosen, MaxVariance, even, max_variance_subset
 
-_Promote = Literal["top_variance", "random", "oldest", "most_recent"]
+_Promote = Literal["top_variance", "expiring_first", "random", "oldest", "most_recent"]
 
 
 _PROMOTE: Mapping[str, PromoteRule] = {
     "top_variance": promote.TopVariance(always=True),
+    "expiring_first": promote.TopVariance(always=True, expiring_first=True),
     "random": promote.RandomOrder(),
     "oldest": promote.Oldest(),
     "most_recent": promote.MostRecent(),
@@ -107,10 +107,12 @@ def pilot_commit(
             rollouts so far must show this rate with `confidence`. If p_solve is above 1, no prompt is solved. Published:
             1.0, with confidence=None and reprobe_every=None.
         max_staleness: maximum age of a rollout that is trained on, in updates of the weights; 0 or more.
-        promote: order in which prompts that passed get commits: by the variance of their pilots ("top_variance"), by the
-            age of their pilots ("oldest" or "most_recent"), or "random". With "most_recent", older prompts may wait until
-            their pilots are too old. None: "top_variance", but "oldest" if rollouts stream: the highest variance is known
-            only when all pilots have ended.
+        promote: order in which prompts that passed get commits: by the variance of their pilots, the newest first if
+            variances are equal ("top_variance", as published); the same, but prompts whose pilots are about to be too old
+            go first ("expiring_first"); by the age of their pilots ("oldest" or "most_recent"); or "random". If more
+            prompts pass in a round than a batch needs, "oldest" and "expiring_first" train only on the oldest pilots, and
+            with "top_variance" and "most_recent" the pilots of other prompts become too old and are lost. None:
+            "top_variance", but "oldest" if rollouts stream: the highest variance is known only when all pilots have ended.
         pilots: "as_needed": generate no new pilots while enough prompts have passed for this batch and the next.
             "every_round": generate pilots of gen_groups new prompts in each round, together with the commits, as
             published. A round begins when all rollouts of the last round have ended.

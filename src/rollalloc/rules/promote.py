@@ -63,16 +63,20 @@ class RandomOrder(PromoteRule):
 class TopVariance(PromoteRule):
     """Groups with the highest variance of metrics go first. If variances are equal, groups that were drawn last go first.
 
-    This differs from Pilot-Commit's published order in two ways. Groups that would be too old after the next update go
-    before all others, because their rollouts would otherwise be lost. And no group goes on while a group is running in
-    the stage, because the running group may have the highest variance.
+    This is Pilot-Commit's published order, arXiv 2605.26606, except that no group goes on while a group is running in the
+    stage, because the running group may have the highest variance.
 
     Attributes:
         always: if True, the rule is kept even if rollouts stream, so that the run waits for whole stages. If None, `Oldest`
             replaces this rule when rollouts stream.
+        expiring_first: if True, groups that would be too old after the next update go before all others, because their
+            rollouts would otherwise be lost. If more groups pass than a batch needs, again and again, this turns the order
+            into a queue: every group waits until its last chance, and variance no longer matters. Without staleness, no
+            group has priority.
     """
 
     always: bool | None = None
+    expiring_first: bool = False
 
     @property
     def traits(self) -> PromoteTraits:
@@ -84,26 +88,24 @@ class TopVariance(PromoteRule):
         return sorted(held, key=lambda group: self._rank(group, view))[:k]
 
     def _rank(self, group: GroupView, view: View) -> tuple[bool, float, int]:
-        lasts = view.version - group.first_version < view.max_staleness
-        # With staleness 0, every group would be too old after the next update, so no group has priority.
         variance = round(float(np.var(group.metrics_G)), 12)
-        return (lasts if view.max_staleness else True, -variance, -group.group)
+        return (not self._goes_before(group, view), -variance, -group.group)
+
+    def _goes_before(self, group: GroupView, view: View) -> bool:
+        """Whether the group goes before others whatever its variance: it is at its last chance."""
+        return self.expiring_first and view.version - group.first_version >= view.max_staleness > 0
 
     def promises(self, chosen: Sequence[GroupView], held: Sequence[GroupView], k: int, view: View) -> dict[str, bool]:
         awaited = view.running_S[held[0].stage] > 0
         left = _left(chosen, held)
-        last = [group for group in left if view.version - group.first_version >= view.max_staleness > 0]
-        variances = [
-            _variance(group)
-            for group in chosen
-            if not view.version - group.first_version >= view.max_staleness > 0  # too old after the next update
-        ]
+        by_variance = [_variance(group) for group in chosen if not self._goes_before(group, view)]
         best_left = max((_variance(group) for group in left), default=0.0)
         return {
             "k groups go on, or all if fewer wait; none while a group runs in the stage": len(chosen)
             == (0 if awaited else min(k, len(held))),
-            "a group that is about to be too old goes before all others": not last or not variances,
-            "the groups with the highest variance come next": (not variances or min(variances) >= best_left - 1e-9),
+            "with `expiring_first`, a group that is about to be too old goes before all others": not by_variance
+            or not any(self._goes_before(group, view) for group in left),
+            "all others go in the order of their variance": not by_variance or min(by_variance) >= best_left - 1e-9,
         }
 
 
