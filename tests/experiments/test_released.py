@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from math import inf
 from pathlib import Path
@@ -48,19 +49,33 @@ def test_intervals_are_students_on_logarithms():
 def test_a_plan_begins_with_tuning_and_waits_for_it(tmp_path, monkeypatch):
     monkeypatch.setattr(released, "curve_of", lambda *given: None)
     first = list(released.planned(tmp_path, tmp_path))
-    assert [each and (each.arm, each.rate) for each in first] == [
-        *(("grpo", rate) for rate in released.RATES),
-        *(("pc6", rate) for rate in released.RATES),
+    assert [each and (each.arm, each.pool, each.rate) for each in first] == [
+        *(
+            (arm, pool, rate)
+            for arm, pool in (("pc6", released.HELD), ("grpo", released.HELD), ("pc6", released.A))
+            for rate in released.RATES
+        ),
         None,
     ]
+
+
+def test_the_share_of_pilots_that_pass_is_read_batch_by_batch(tmp_path):
+    """Two batches of 8 x 48 commits: after 24 prompts with 16 pilots, of which a half fails, 48 more, of which a quarter."""
+    others = {"kind": "batch", "tokens_paid": 0, "seconds": 0.0}
+    lines = [
+        {**others, "batch": batch, "rollouts_paid": 384 * batch + 16 * pilots, "accounts": {"out_of_band": failed}}
+        for batch, pilots, failed in ((1, 24, 16 * 12), (2, 72, 16 * 24))
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert released.passing(tmp_path) == pytest.approx([0.5, 0.75])
 
 
 @pytest.mark.parametrize(
     ("best", "tried"),
     [
-        (3e-4, [1.5e-4, 3e-4, 6e-4, 1.2e-3]),
-        (7.5e-5, [3.75e-5, 7.5e-5, 1.5e-4, 3e-4, 6e-4, 1.2e-3]),
-        (1.2e-3, [1.5e-4, 3e-4, 6e-4, 1.2e-3, 2.4e-3]),
+        (3e-4, [1.5e-4, 3e-4, 6e-4]),
+        (7.5e-5, [3.75e-5, 7.5e-5, 1.5e-4, 3e-4, 6e-4]),
+        (6e-4, [1.5e-4, 3e-4, 6e-4, 1.2e-3]),
     ],
 )
 def test_rates_are_added_until_the_best_is_inside(tmp_path, monkeypatch, best, tried):
@@ -68,6 +83,6 @@ def test_rates_are_added_until_the_best_is_inside(tmp_path, monkeypatch, best, t
         return progress(1 - abs(np.log(run.rate / best)))
 
     monkeypatch.setattr(released, "curve_of", curve)
-    found = released.tuning("grpo", tmp_path, tmp_path)
+    found = released.tuning("grpo", released.A, tmp_path, tmp_path)
     assert found.rate == pytest.approx(best)
     assert [run.rate for run in found.runs] == pytest.approx(tried)

@@ -141,7 +141,7 @@ def test_every_batch_is_the_published_loops(order, groups, share):
 
 @pytest.mark.parametrize(("groups", "share"), SIZES)
 def test_random_order_has_the_published_loops_distribution(groups, share):
-    """Means over the groups of a run. In 100 repetitions with other seeds the differences were at most .31, .004 and .013."""
+    """Means over the groups of a run. In 100 repetitions, the differences were at most .31, .004 and .013."""
     ours, rounds, mean_N = trained("random", share, groups, seed=2)
     theirs = published(rounds, mean_N, groups, "random")
     assert ours.mean_age() == pytest.approx(theirs.mean_age(), abs=0.4)
