@@ -20,7 +20,8 @@ from transformers import trainer as trainer_module
 from trl import GRPOTrainer
 
 from rollalloc import recipes
-from rollalloc.drivers.trl.callback import load, newest_whole, numbered, read
+from rollalloc.drivers.trl.callback import load, read
+from rollalloc.drivers.trl.checkpoints import newest_whole, numbered
 from rollalloc.drivers.trl.checks import steps_per_batch
 
 pytestmark = pytest.mark.e2e

@@ -5,22 +5,32 @@ from __future__ import annotations
 import json
 import logging
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from copy import copy
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import TrainerCallback
+from transformers import DefaultFlowCallback, TrainerCallback
 from transformers.trainer import TRAINER_STATE_NAME
 
 from rollalloc.core.packing import differences, exact_keys
 from rollalloc.core.table import GONE
 from rollalloc.drivers.trl.allocation import Allocation
 from rollalloc.drivers.trl.averaging import AveragedWeights
-from rollalloc.drivers.trl.checks import check_saving, checkpoint_of, steps_per_batch
+from rollalloc.drivers.trl.checkpoints import (
+    FOLDER,
+    checkpoint_of,
+    killed_within,
+    newest_whole,
+    numbered,
+    refuse_without_state,
+)
+from rollalloc.drivers.trl.checks import check_saving, steps_per_batch
 from rollalloc.drivers.trl.failures import uninterrupted
+from rollalloc.drivers.trl.finite import FiniteTraining
 from rollalloc.drivers.trl.keys import keyed
 from rollalloc.drivers.trl.rollout import Rollout
 from rollalloc.generate.sampler import pack_generations, unpack_generations
@@ -29,7 +39,6 @@ from rollalloc.train import checkpoint
 
 log = logging.getLogger(__name__)
 
-_FOLDER = "rollalloc"  # the folder inside each of the trainer's checkpoints
 # Fields of a rollout that are saved in addition to its generation.
 _SAVED = ("prompt", "prompt_tokens", "texts", "own", "scores_F", "logged")
 # Features that the model computed are saved, because later weights would give other values.
@@ -43,6 +52,7 @@ class AllocationCallback(TrainerCallback):
     Attributes:
         allocation: the recipe's state.
         averaged: the averaged weights.
+        finite: checks that the weights are finite before training begins.
         accept_recipe: True: resume even if the checkpoint was saved with another recipe.
         accept_data: True: resume even if prompts of the checkpoint are missing in the data set.
         notices: True: warn when most of the recent rollouts had no effect on training.
@@ -54,12 +64,13 @@ class AllocationCallback(TrainerCallback):
         self,
         allocation: Allocation,
         averaged: AveragedWeights,
+        finite: FiniteTraining,
         *,
         accept_recipe: bool,
         accept_data: bool,
         notices: bool = True,
     ) -> None:
-        self.allocation, self.averaged = allocation, averaged
+        self.allocation, self.averaged, self.finite = allocation, averaged, finite
         self.accept_recipe, self.accept_data, self.notices = accept_recipe, accept_data, notices
         self.resume_from: Path | None = None
         self._began = False  # whether the optimizer has taken a step on the outstanding batch
@@ -75,10 +86,12 @@ class AllocationCallback(TrainerCallback):
             place = self.resume_from or checkpoint_of(args, state)
             saved = read(place)
             trained = saved.tensors.get(checkpoint.TRAINED)
+            self.finite.begin(place, trained or {})
             self.averaged.check(trained, place)
             load(self.allocation, saved, place, accept_recipe=self.accept_recipe, accept_data=self.accept_data)
             self.averaged.begin(trained)
         else:
+            self.finite.begin()
             if self._began and self.allocation.allocator.batch:
                 log.warning(
                     "the last training ended between the optimizer steps of a batch; the batch counts as trained"
@@ -123,10 +136,14 @@ class AllocationCallback(TrainerCallback):
             model.zero_grad(set_to_none=True)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step % steps_per_batch(args):
+            return
         if self.allocation.finished:
             log.warning("the recipe has finished: %s", self.allocation.finished)
-            control.should_training_stop = True
-        elif state.global_step % steps_per_batch(args) == 0:
+            last = copy(state)
+            last.max_steps = state.global_step
+            DefaultFlowCallback().on_step_end(args, last, control)  # evaluates, saves and stops as at max_steps
+        else:
             if self.notices and state.is_world_process_zero:
                 for line in notices(self.allocation.allocator, self._of_a_sum()):
                     log.warning("%s", line)
@@ -152,8 +169,8 @@ class AllocationCallback(TrainerCallback):
         place = checkpoint_of(args, state)
         if args.should_save:  # remove files of an earlier run, which would look like part of this checkpoint
             (place / TRAINER_STATE_NAME).unlink(missing_ok=True)
-            if (place / _FOLDER).is_dir():
-                checkpoint.remove_all(place / _FOLDER)
+            if (place / FOLDER).is_dir():
+                checkpoint.remove_all(place / FOLDER)
         if self.allocation.allocator.batch is not None:
             log.warning(
                 "%s was saved between the optimizer steps of one batch, so no run can resume from it; save at multiples "
@@ -163,62 +180,6 @@ class AllocationCallback(TrainerCallback):
             )
         elif args.should_save:
             save(self.allocation, place, self.averaged.to_save())
-
-
-def numbered(output_dir: Path | str) -> list[Path]:
-    """The trainer's checkpoints, newest first."""
-    return sorted(
-        (place for place in Path(output_dir).glob("checkpoint-*") if _step(place) >= 0), key=_step, reverse=True
-    )
-
-
-def newest_whole(places: Sequence[Path]) -> Path | None:
-    """The first complete checkpoint of `places`, or None. Log a warning for each incomplete checkpoint before it."""
-    whole = next((place for place in places if _has_state(place) and not killed_within(place)), None)
-    for place in places[: places.index(whole)] if whole else ():
-        log.warning(
-            "%s is incomplete (%s), probably because the run was killed while saving it; resuming from an earlier "
-            "checkpoint",
-            place,
-            f"no {TRAINER_STATE_NAME}" if _has_state(place) else "no state of rollalloc",
-        )
-    return whole
-
-
-def killed_within(place: Path) -> bool:
-    """Whether the run was killed while it saved this checkpoint.
-
-    The trainer writes `trainer_state.json` last. If our folder exists and this file is missing or incomplete, the run was
-    killed.
-    """
-    if not (place / _FOLDER).is_dir():
-        return False
-    try:
-        json.loads((place / TRAINER_STATE_NAME).read_text())
-    except (OSError, ValueError):
-        return True
-    return False
-
-
-def refuse_without_state(place: Path) -> None:
-    """Raise an error if the recipe's state cannot be restored from a checkpoint.
-
-    Raises:
-        FileNotFoundError: the checkpoint is incomplete or has no state of rollalloc. The message says what to do.
-    """
-    if killed_within(place):
-        raise FileNotFoundError(
-            f"{place} is incomplete: the run was killed while saving it; resume from another checkpoint, or start afresh"
-        )
-    if not _has_state(place):
-        raise FileNotFoundError(
-            f"{place} has no state of rollalloc, so the recipe cannot continue: the checkpoint was saved without a recipe, "
-            "or between the optimizer steps of one batch; resume from another checkpoint, or start afresh"
-        )
-
-
-def _has_state(place: Path) -> bool:
-    return checkpoint.newest(place / _FOLDER) is not None
 
 
 def save(
@@ -240,7 +201,7 @@ def save(
     described, tensors = pack_generations([rollout.made for rollout in held])
     of_each = [{name: _plain(getattr(rollout, name)) for name in _SAVED} for rollout in held]
     state = {"generations": described, "rollouts": of_each}
-    (place / _FOLDER).mkdir(parents=True, exist_ok=True)
+    (place / FOLDER).mkdir(parents=True, exist_ok=True)
     core = json.dumps({"state": allocation.allocator.state_dict(), "keys": allocation.keys})
     packed = torch.frombuffer(bytearray(zlib.compress(core.encode(), level=1)), dtype=torch.uint8)
     files: dict[str, Any] = {"generations": tensors, _CORE: {"json": packed}}
@@ -248,7 +209,7 @@ def save(
         files[_FEATURES] = {name: torch.tensor(block_ND) for name, block_ND in allocation.made.items()}
     if trained is not None:
         files[checkpoint.TRAINED] = trained
-    checkpoint.save(place / _FOLDER, allocation.allocator.version, state, files, keep=1)
+    checkpoint.save(place / FOLDER, allocation.allocator.version, state, files, keep=1)
 
 
 def read(place: Path) -> checkpoint.Checkpoint:
@@ -260,7 +221,7 @@ def read(place: Path) -> checkpoint.Checkpoint:
     """
     refuse_without_state(place)
     try:
-        return checkpoint.load_newest(place / _FOLDER)
+        return checkpoint.load_newest(place / FOLDER)
     except checkpoint.CorruptCheckpoint as error:
         raise ValueError(f"{error}, or resume from another checkpoint in {place.parent}") from None
 
@@ -358,9 +319,3 @@ def _prepare(allocation: Allocation, saved: Mapping[str, torch.Tensor] | None, *
 def _plain(logged: Any) -> Any:
     """Convert a value to plain data for JSON. NumPy numbers become Python numbers, unknown objects become text."""
     return json.loads(json.dumps(logged, default=lambda value: value.item() if hasattr(value, "item") else str(value)))
-
-
-def _step(place: Path) -> int:
-    """The number at the end of a checkpoint's name; -1 if there is no number, for example in a user's copy."""
-    number = place.name.rpartition("-")[2]
-    return int(number) if number.isdecimal() else -1

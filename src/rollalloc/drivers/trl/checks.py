@@ -8,7 +8,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from importlib.metadata import version
 from inspect import signature
-from pathlib import Path
 from reprlib import repr as short
 from typing import Any
 
@@ -61,11 +60,6 @@ def steps_per_batch(args: Any) -> int:
             f"gradient_accumulation_steps={accumulated}; leave steps_per_generation unset, or change it"
         )
     return passes // accumulated
-
-
-def checkpoint_of(args: Any, state: Any) -> Path:
-    """The folder in which the trainer saves its current step."""
-    return Path(args.output_dir) / f"checkpoint-{state.global_step}"
 
 
 def rows_per_group(recipe: Recipe) -> int | None:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 from accelerate.utils import gather_object
+from torch import Tensor
 from trl.models.utils import unwrap_model_for_generation
 
 from rollalloc.models.likelihood import evaluating, in_eval_mode
@@ -18,6 +19,12 @@ _T = TypeVar("_T")
 def is_sharded(trainer: Any) -> bool:
     """Whether a process may hold only a part of the model's weights."""
     return trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
+
+
+def local_part(tensor: Any) -> Tensor:
+    """The part of a weight or gradient that this process holds: all of it, unless FSDP or DeepSpeed shard it."""
+    part = getattr(tensor, "ds_tensor", tensor)  # ZeRO-3 empties the weight itself
+    return part.to_local() if hasattr(part, "to_local") else part
 
 
 def in_step(trainer: Any, parts: Sequence[Sequence[_T]], idle: _T) -> list[Sequence[_T]]:

@@ -28,6 +28,7 @@ from rollalloc.drivers.trl.figures import (
     running_totals,
     tokens_generated,
 )
+from rollalloc.drivers.trl.finite import FiniteTraining
 from rollalloc.drivers.trl.generation import Generator
 from rollalloc.drivers.trl.movement import Movement
 from rollalloc.drivers.trl.rewards import RewardFunctions
@@ -134,10 +135,15 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         checks.check_stops(recipe, self._generator.can_stop)
         if recipe.reads_kl:
             self.allocation.movement = Movement(self._generator)
+        self._finite = FiniteTraining(self)
         self._allocation_callback = AllocationCallback(
-            self.allocation, self.averaged, accept_recipe=accept_recipe, accept_data=accept_data, notices=notices
+            *(self.allocation, self.averaged, self._finite),
+            accept_recipe=accept_recipe,
+            accept_data=accept_data,
+            notices=notices,
         )
-        # The averaging callback must come first, to read the batch before the other callback reports the batch as trained.
+        # Weights are checked, then averaged, and then their batch is reported to the core as trained.
+        self.add_callback(self._finite)
         self.add_callback(self.averaged)
         self.add_callback(self._allocation_callback)
 
@@ -162,9 +168,21 @@ class AllocatedGRPOTrainer(GRPOTrainer):
             return super().predict(*given, **named)
 
     def save_model(self, *given: Any, **named: Any) -> None:
-        """Save the model as TRL does, with the averaged weights if averaging is on."""
+        """Save the model as TRL does, with the averaged weights if averaging is on.
+
+        Raises:
+            Diverged: a weight is not finite.
+        """
         with self.averaged.sampling():
+            self._finite.check_before_saving()
             super().save_model(*given, **named)
+
+    def compute_loss(self, model: Any, *given: Any, **named: Any) -> Any:
+        """Compute TRL's loss. In training, it is checked before the optimizer steps on it."""
+        loss = super().compute_loss(model, *given, **named)
+        if model.training:
+            self._finite.see(loss)
+        return loss
 
     def _save_checkpoint(self, *given: Any, **named: Any) -> None:
         """Save the recipe's state, then TRL's part of the checkpoint."""
