@@ -74,6 +74,24 @@ def test_numbers_that_are_none_and_exact_ones(run):
     assert (made.unanswered, prompts.ground_truths) == (1, ("1",))
 
 
+PLACEHOLDERS = ["proof", "notfound", "Not found", "None", "N/A", "null", r"\boxed{proof}", "We show it.\n#### N/A"]
+
+
+def test_placeholders_are_no_ground_truths_and_are_counted(run):
+    answers = ["7", *PLACEHOLDERS, "proof", "none", "proof by induction"]
+    made, prompts = run([{"q": str(row), "a": answer} for row, answer in enumerate(answers)], "q", "a")
+    assert prompts.ground_truths == ("7", "none", "proof by induction")
+    assert (made.prompts, made.unanswered) == (3, 0)
+    assert made.placeholders == {"proof": 3, "N/A": 2, "notfound": 1, "Not found": 1, "None": 1, "null": 1}
+
+
+@pytest.mark.parametrize(
+    "answer", [r"so \fbox{11}, in 3 steps", r"$\boxed 11$, in 3 steps", r"not \boxed{3} but \fbox{11}"]
+)
+def test_boxes_of_other_kinds_hold_the_answer(run, answer):
+    assert run([{"q": "5+6?", "a": answer}], "q", "a")[1].ground_truths == ("11",)
+
+
 def test_questions_with_different_answers_are_left_out_and_counted(run):
     asked = [("1+1?", "2"), ("ratio?", "1 : 14"), ("ratio?", "\\frac{1}{14}"), ("ratio?", "1 : 14"), ("1+1?", "2")]
     made, prompts = run([{"q": question, "a": answer} for question, answer in asked], "q", "a")
@@ -165,6 +183,11 @@ def test_a_link_to_nowhere_is_not_written_through(tmp_path):
             {},
             "nothing to write: 2 rows have no answer in their column 'a'",
         ),
+        (
+            [{"q": "?", "a": "proof"}],
+            {},
+            "0 rows have no answer in their column 'a', 1 have a placeholder such as 'proof'",
+        ),
         ([{"q": "?", "a": 1}, {"q": "?", "a": 2}], {}, "0 rows have no answer.*and 2 ask a question that another row"),
     ],
 )
@@ -177,7 +200,7 @@ def test_what_cannot_be_a_prompt_is_refused_by_its_place(tmp_path, rows, how, sa
 
 def test_the_command_says_what_it_wrote_and_replaces_nothing(rollalloc, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    write_rows(Path("mine.parquet"), GSM8K)
+    write_rows(Path("mine.parquet"), [*GSM8K, {"question": "Why?", "answer": "proof"}])
     command = (
         "data",
         "convert",
@@ -190,7 +213,10 @@ def test_the_command_says_what_it_wrote_and_replaces_nothing(rollalloc, tmp_path
         "out.parquet",
     )
     code, _, said = rollalloc(*command)
-    assert (code, said.strip()) == (0, "2 prompts are in out.parquet; 1 rows without an answer are left out")
+    left_out = (
+        "1 rows without an answer are left out; 1 rows with a placeholder as their answer ('proof': 1) are left out"
+    )
+    assert (code, " ".join(said.split())) == (0, f"2 prompts are in out.parquet; {left_out}")
     before = Path("out.parquet").read_bytes()
     code, _, said = rollalloc(*command)
     assert code == 2

@@ -31,7 +31,11 @@ ROWS: dict[str, list[dict[str, Any]]] = {
     * 3,
     "gsm8k_train": [{"question": "How many?", "answer": "Some work.\n#### 1,080"}],
     "gsm8k_test": [{"question": "How much?", "answer": "More work.\n#### -3"}],
-    "math_train": [{"problem": "Volume?", "solution": "First $\\boxed{1}$, so $\\boxed{\\frac{1}{3}}$."}],
+    "math_train": [
+        {"problem": "Volume?", "solution": "First $\\boxed{1}$, so $\\boxed{\\frac{1}{3}}$."},
+        {"problem": "Sides?", "solution": "Not $\\boxed{4}$, so $\\boxed 3$."},
+        {"problem": "Corners?", "solution": "Not $\\boxed{4}$, so \\fbox{5}."},
+    ],
     "math500": [{"problem": "Area?", "expected_answer": "\\frac{1}{2}"}],
     "aime24": [{"id": 60, "problem": "Every morning...", "answer": "204"}],
     "aime25": [{"id": "0", "problem": "Find the sum.", "answer": "70"}],
@@ -47,7 +51,7 @@ ANSWERS = {
     "dapo17k": ["34"],
     "gsm8k_train": ["1080"],
     "gsm8k_test": ["-3"],
-    "math_train": ["\\frac{1}{3}"],
+    "math_train": ["\\frac{1}{3}", "3", "5"],
     "math500": ["\\frac{1}{2}"],
     "aime24": ["204"],
     "aime25": ["70"],
@@ -111,6 +115,7 @@ GUESSED = [
     "(C)",
     "\\text{(D)}",
     "\\textbf{E}",
+    "(B) 12",
     "diverges",
     "Even",
 ]
@@ -169,8 +174,8 @@ def test_rows_without_an_answer_or_with_two_are_left_out_and_counted(tmp_path: P
     assert (file.rows, file.dropped) == (1, {"no answer": 2, "duplicate": 1, "contradicted": 2})
 
 
-@pytest.mark.parametrize("answer", [float("nan"), float("inf"), [float("-inf")], "NaN", None, []])
-def test_what_is_no_number_is_no_answer(tmp_path: Path, answer: Any) -> None:
+@pytest.mark.parametrize("answer", [float("nan"), float("inf"), [float("-inf")], "NaN", None, [], "proof", "N/A"])
+def test_what_is_no_number_or_a_placeholder_is_no_answer(tmp_path: Path, answer: Any) -> None:
     rows = [{"problem": "Sum?", "answer": answer}, {"problem": "Limit?", "answer": "\\infty"}]
     (tmp_path / "math500.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (file,) = prepare(["math500"], tmp_path / "out", local=tmp_path)
@@ -187,6 +192,14 @@ def test_files_that_are_there_are_replaced_only_if_asked(local: Path, tmp_path: 
     assert load_prompts(first.path).ground_truths == ("1080",)
     prepare(["gsm8k"], out, local=local, overwrite=True)
     assert load_prompts(first.path).ground_truths == ("2",)
+
+
+def test_a_file_of_somebody_else_is_refused_before_any_file_is_written(local: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    write_rows(out / "gsm8k_test.parquet", [{"notes": "mine"}])
+    with pytest.raises(FileExistsError, match=r"gsm8k_test\.parquet"):
+        prepare(["math500", "gsm8k"], out, local=local, overwrite=True)
+    assert [file.name for file in out.iterdir()] == ["gsm8k_test.parquet"]
 
 
 def write_split(folder: Path, files: dict[str, Any], readme: str = "") -> None:

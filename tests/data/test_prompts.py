@@ -36,6 +36,19 @@ def save(tmp_path):
     return save_rows
 
 
+@pytest.mark.parametrize(
+    ("truths", "says"),
+    [
+        (["4", "proof", "N/A"], "2 of 3 ground truths are placeholders, for example 'proof'"),
+        (["N/A"] * 3, None),
+        (["4"], None),
+    ],
+)
+def test_placeholders_among_ground_truths_are_counted(save, caplog, truths, says):
+    load_prompts(save(*(row(content=str(number), ground_truth=truth) for number, truth in enumerate(truths))))
+    assert (says in caplog.text) if says else "placeholders" not in caplog.text
+
+
 # Keys
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from reprlib import repr as short
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -122,7 +123,7 @@ def convert(
     answer: Annotated[
         str,
         typer.Option(
-            help="Column of the answer: the last \\boxed{...} in it counts, else the text after ####, else all of it."
+            help="Column of the answer: its last \\boxed{...} or \\fbox{...}, else the text after ####, else all of it."
         ),
     ],
     out: Annotated[Path, typer.Option(help="New file to write, .parquet or .jsonl.", parser=place)],
@@ -138,10 +139,12 @@ def convert(
     from rollalloc.data.convert import convert as carry_out
 
     made = carry_out(file, out, question=question, answer=answer, system=system, source=source, prefill=prefill)
+    listed = ", ".join(f"{short(text)}: {count:,}" for text, count in made.placeholders.items())
     reasons = {
         "without an answer": made.unanswered,
         "that repeat another": made.repeated,
         "of questions with different answers": made.contradicted,
+        f"with a placeholder as their answer ({listed})": sum(made.placeholders.values()),
     }
     left_out = "".join(f"; {count:,} rows {reason} are left out" for reason, count in reasons.items() if count)
     say(Console(stderr=True), f"{made.prompts:,} prompts are in {out}{left_out}")

@@ -6,7 +6,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from math import inf
 from pathlib import Path
@@ -14,6 +14,7 @@ from reprlib import repr as short
 from typing import Any
 
 from rollalloc.data._files import read_rows
+from rollalloc.data.placeholders import is_placeholder
 from rollalloc.data.prompts import check_row, write_prompts
 from rollalloc.rewards.extract import after_hashes, final
 
@@ -29,12 +30,14 @@ class Converted:
         unanswered: number of rows left out because they have no answer, or because the answer's box is not closed.
         repeated: number of rows left out because an earlier row has the same question and answer.
         contradicted: number of rows left out because another row has the same question and a different answer.
+        placeholders: number of rows left out because their answer is a placeholder such as "proof", for each placeholder.
     """
 
     prompts: int
     unanswered: int
     repeated: int = 0
     contradicted: int = 0
+    placeholders: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 def convert(
@@ -49,8 +52,8 @@ def convert(
 ) -> Converted:
     r"""Convert a file of questions and answers into verl's schema. After an error, nothing is written.
 
-    A question that is text becomes a user message. The ground truth is the last `\boxed{...}` of the answer; without a
-    box, the text after the last `####`; without either, the whole answer. `extra_info.index` is the row's number in the
+    A question that is text becomes a user message. The ground truth is the content of the answer's last box; without a box,
+    the text after the last `####`; without either, the whole answer. `extra_info.index` is the row's number in the
     file, from 0.
 
     Args:
@@ -76,6 +79,7 @@ def convert(
     kept: dict[str, dict[str, Any]] = {}  # by question
     times: Counter[str] = Counter()
     contradicted: set[str] = set()
+    placeholders: Counter[str] = Counter()
     unanswered = 0
     for number, (place, raw) in enumerate(read_rows(file)):
         if _is_converted(raw) and (question not in raw or answer not in raw or isinstance(raw[answer], Mapping)):
@@ -92,6 +96,9 @@ def convert(
         truth = _answer(f"{place}: {answer}", raw[answer])
         if truth is None:
             unanswered += 1
+            continue
+        if is_placeholder(truth):
+            placeholders[truth] += 1
             continue
         messages = _messages(f"{place}: {question}", raw[question], system)
         if messages[-1].get("role") == "assistant" and not prefill:
@@ -116,11 +123,13 @@ def convert(
         unanswered=unanswered,
         repeated=sum(count - 1 for asked, count in times.items() if asked not in contradicted),
         contradicted=sum(times[asked] for asked in contradicted),
+        placeholders=dict(placeholders.most_common()),
     )
     if not rows:
         raise ValueError(
-            f"{file}: nothing to write: {made.unanswered} rows have no answer in their column {answer!r}, and "
-            f"{made.contradicted} ask a question that another row answers differently; name other columns"
+            f"{file}: nothing to write: {made.unanswered} rows have no answer in their column {answer!r}, "
+            f"{placeholders.total()} have a placeholder such as 'proof', and {made.contradicted} ask a question that "
+            "another row answers differently; name other columns"
         )
     write_prompts(out, rows)
     return made

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from rollalloc.core.table import PromptTable
 from rollalloc.data._files import read_rows, write_rows
 from rollalloc.data.encoding import check_template_arguments, encode_each
+from rollalloc.data.placeholders import is_placeholder
 from rollalloc.rewards.function import Sample
 
 log = logging.getLogger(__name__)
@@ -150,7 +151,7 @@ def load_prompts(*paths: str | PathLike[str]) -> PromptSet:
     A prompt's key is `data_source/index`, with the index in `extra_info`, if this key is unique. Otherwise, for example if
     the index starts again in a second file, the key is `data_source/#hash`, with a hash of prompt and ground truth. A row is
     left out, and counted in `dropped["duplicate"]`, if an earlier row has the same source, prompt and ground truth. Warnings
-    give the number of rows left out, and the number of rows that share an index.
+    give the numbers of rows left out, of rows that share an index, and of ground truths that are placeholders ("proof").
 
     Args:
         paths: `.parquet` files, and `.jsonl` or `.json` files with one JSON object per line.
@@ -167,6 +168,12 @@ def load_prompts(*paths: str | PathLike[str]) -> PromptSet:
     duplicates = len(rows) - len(distinct)
     if duplicates:
         log.warning("%d of %d rows repeat a prompt that came before and were left out", duplicates, len(rows))
+    placeholders = Counter(row.ground_truth for row in distinct if is_placeholder(row.ground_truth))
+    if 0 < placeholders.total() < len(distinct):  # in all rows, it may be meant so: a reward need not read it
+        log.warning(
+            "%d of %d ground truths are placeholders, for example %r: a reward that compares answers scores their prompts "
+            "wrongly; leave these rows out", placeholders.total(), len(distinct), next(iter(placeholders)),
+        )  # fmt: skip
     return PromptSet(
         keys=prompt_keys(
             [(row.source, row.extra_info.get("index"), [row.prompt, row.ground_truth]) for row in distinct]

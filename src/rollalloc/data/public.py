@@ -10,7 +10,9 @@ from math import isfinite
 from reprlib import repr as short
 from typing import Any, Literal
 
+from rollalloc.data.placeholders import is_placeholder
 from rollalloc.rewards.extract import boxed
+from rollalloc.rewards.spelling import choice_of_truth
 
 INSTRUCTION = "Let's think step by step and output the final answer within \\boxed{}."
 
@@ -78,7 +80,12 @@ def to_verl(part: PublicSplit, number: int, problem: PublicProblem) -> dict[str,
         part: the split of the problem.
         number: number of the row, from 0. It becomes the index of a problem that has no index.
         problem: the problem.
+
+    Raises:
+        NoAnswer: the answer is a placeholder.
     """
+    if is_placeholder(problem.answer):
+        raise NoAnswer(f"the answer is {problem.answer!r}, a placeholder")
     prompt = problem.prompt or (
         {"role": "system", "content": ""},
         {"role": "user", "content": f"{problem.question} {INSTRUCTION}"},
@@ -125,7 +132,7 @@ def _gsm8k(row: Row) -> PublicProblem:
 
 
 def _math(row: Row) -> PublicProblem:
-    r"""The answer is the content of the last \boxed{...} of the solution."""
+    """The answer is the content of the last box of the solution."""
     answer = boxed(_answer(row, "solution"))
     if not answer:
         raise NoAnswer("the solution has no closed box")
@@ -223,7 +230,7 @@ SETS: Mapping[str, tuple[PublicSplit, ...]] = {
 
 # ------------------------------------------------------------------------------------------------------------- filters
 
-_WRAPPED = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|operatorname|boxed)\s*\{([^{}]*)\}")
+_WRAPPED = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|operatorname|boxed|fbox)\s*\{([^{}]*)\}")
 _LETTER = re.compile(r"[A-Ea-e]|\([A-Ea-e]\)")  # an answer to a multiple-choice question
 _OF_TWO = frozenset(
     (
@@ -234,7 +241,7 @@ _OF_TWO = frozenset(
 
 
 def can_be_guessed(answer: str) -> bool:
-    r"""Whether an answer is one of two words, such as yes and no, or a letter of multiple choice, such as (B).
+    r"""Whether an answer is one of two words, such as yes and no, or a letter of multiple choice, such as (B) or (B) 12.
 
     A rollout that guesses such an answer is right with a probability of 1/2 to 1/5, whatever its reasoning. So these
     questions keep a large variance of rewards for a long time, and methods that select by variance prefer them.
@@ -243,7 +250,8 @@ def can_be_guessed(answer: str) -> bool:
         answer: the answer in the data set. LaTeX such as `\\text{Yes}` and a final period are ignored.
     """
     plain = _WRAPPED.sub(r"\1", answer).replace("$", "").strip().rstrip(".").strip()
-    return plain.lower() in _OF_TWO or _LETTER.fullmatch(plain) is not None
+    is_letter = _LETTER.fullmatch(plain) is not None or (choice_of_truth(answer) or "Z") <= "E"
+    return is_letter or plain.lower() in _OF_TWO
 
 
 FILTERS: Mapping[str, Callable[[str], bool]] = {"guessable": can_be_guessed}
