@@ -1,9 +1,5 @@
 """Rewards: what their safety costs against a bare loop over math-verify, and what hostile samples do to the others.
 
-`selfmatch FILE...` scores every ground truth of each file against itself, in a box, in another spelling, as a decimal and
-in a sentence, and against the next one of its set, which is wrong. A file is one that `rollalloc data prepare` writes, or
-JSON: a list of texts.
-
 The first part times the same checks twice in one run: math-verify in this process's main thread, as its documentation
 calls it, and `WorkerScorer` with one worker, its start included and nothing remembered. The second part counts; its limits
 are short, 2 s within math-verify and 5 s for a worker, so that it takes two minutes at most: 50 hostile answers among
@@ -15,32 +11,26 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import multiprocessing
 import os
 import random
-import re
 import resource
 import signal
 import socket
 import statistics
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from decimal import Context
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet
 from hostile_functions import HOSTILE, ORDINARY, OVERDUE
 
 from rollalloc.rewards._surroundings import Surroundings
-from rollalloc.rewards.function import Outcome, RewardFunction, Sample, Scored, load_reward, score_sample
-from rollalloc.rewards.notation import as_number
+from rollalloc.rewards.function import RewardFunction, Sample, Scored, load_reward, score_sample
 from rollalloc.rewards.scorers import WorkerScorer
 
 _GROUP = 8  # answers to one question, in `forks`
@@ -301,90 +291,15 @@ def _cpu_ms() -> float:
     return 1000 * sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
-def ground_truths(file: Path) -> list[str]:
-    """Of a file of prompts in verl's schema, or of a list of texts."""
-    if file.suffix == ".json":
-        return [str(text) for text in json.loads(file.read_text())]
-    rows = pyarrow.parquet.read_table(file, columns=["reward_model"]).column("reward_model").to_pylist()
-    return [str(row["ground_truth"]) for row in rows]
-
-
-def as_decimal(truth: str) -> str | None:
-    """A number's decimal in a box, with at most 12 significant digits; None if it is no number."""
-    number = as_number(truth)
-    if number is None:
-        return None
-    value = number.value if len(str(number.value)) <= 12 else +Context(prec=12).create_decimal(number.value)
-    return f"\\boxed{{{value:f}{'%' if number.percent else ''}}}"
-
-
-def respelled(truth: str) -> str:
-    """The same answer as another author would write it."""
-    text = truth.strip().strip("$")
-    for pattern, spelling in (
-        (r"\\[dtc]?frac(?![a-zA-Z])", r"\\dfrac"),
-        (r"([0-9])[eE]([-+]?[0-9]+)$", r"\1 \\times 10^{\2}"),
-        (r"(?<![0-9.{])([0-9]{1,3})([0-9]{3})(?![0-9])", r"\1{,}\2"),
-        (r"\\(?:left|right)(?![a-zA-Z])", ""),
-        (r"([,=+])(?! ?[0-9]{3})(?=[^{}\\]*$)", r"\1\\, "),
-        (r"\((?=[^{}\\]*$)", "( "),
-        (r"^[A-Za-z][a-z ]{3,}$", r"\\text{\g<0>}"),
-        (r"\^\\circ", r"^{\\circ}"),
-    ):
-        text = re.sub(pattern, spelling, text)
-    return f"\\boxed {{ {text}. }}"
-
-
-def measure_selfmatch(files: Sequence[Path]) -> None:
-    """Prints a table of the shares of ground truths that are scored right, and what is not as it should be."""
-    check = load_reward("rollalloc.rewards.math:compute_score")
-    forms: dict[str, Callable[[str], str | None]] = {
-        "in a box": lambda truth: f"So it is \\boxed{{{truth}}}.",
-        "respelled": respelled,
-        "as a decimal": as_decimal,
-        "in a sentence": lambda truth: f"We checked it. The answer is {truth}. That is all.",
-    }
-    print("| set | ground truths |", " | ".join([*forms, "the next one's"]), "|")
-    for file in files:
-        truths = [truth.strip() for truth in ground_truths(file)]
-        distinct = list(dict.fromkeys(truths))
-        next_one = {
-            truth: f"\\boxed{{{other}}}" for truth, other in zip(distinct, distinct[1:] + distinct[:1], strict=True)
-        }
-        times = Counter(truths)
-        shares: list[str] = []
-        odd: list[str] = []
-        for form, spell in {**forms, "the next one's": next_one.get}.items():
-            outcomes = {truth: _outcome(check, text, truth) for truth in distinct if (text := spell(truth))}
-            total = sum(times[truth] for truth in outcomes)
-            right = sum(times[truth] for truth, outcome in outcomes.items() if outcome == Scored(1.0, 1.0))
-            shares.append(f"{right} of {total}")
-            wanted = form in forms
-            odd += [
-                f"  {form}: {truth!r} as {spell(truth)!r}: {outcome}"
-                for truth, outcome in outcomes.items()
-                if (outcome == Scored(1.0, 1.0)) != wanted
-            ]
-        print(f"| {file.stem} | {len(truths)} |", " | ".join(shares), "|", flush=True)
-        print("\n".join(odd), file=sys.stderr, flush=True)
-
-
-def _outcome(check: RewardFunction, text: str, truth: str) -> Outcome:
-    return score_sample(check, Sample("math", text, truth, {}))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("part", choices=["speed", "forks", "hostile", "hostile_functions", "selfmatch"])
-    parser.add_argument("files", type=Path, nargs="*", help="of selfmatch")
+    parser.add_argument("part", choices=["speed", "forks", "hostile", "hostile_functions"])
     parser.add_argument("--checks", type=int, default=2000)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--samples", type=int, default=10_000)
     parser.add_argument("--workers", type=int, nargs="+", help="default: 2, and for hostile_functions 1 and 4")
     given = parser.parse_args()
-    if given.part == "selfmatch":
-        measure_selfmatch(given.files)
-    elif given.part == "speed":
+    if given.part == "speed":
         measure_speed(given.checks, given.repeats)
     elif given.part == "forks":
         measure_forks(given.repeats, given.checks)

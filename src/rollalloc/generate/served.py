@@ -17,7 +17,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from hashlib import blake2b
-from importlib import import_module
 from typing import Any, Self
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -26,6 +25,7 @@ from rollalloc.core.recipe import at_least
 from rollalloc.data.prompts import Prompt
 from rollalloc.files.text import error_text, visible
 from rollalloc.generate.sampling import Sampling
+from rollalloc.generate.whole_answers import HTTP, TooLarge, WholeAnswers, hidden
 
 try:
     import openai  # pyright: ignore[reportMissingImports]
@@ -53,15 +53,21 @@ _REFUSALS = (400, 413, 422)  # status codes for a request whose content the serv
 _NO_LIST = (404, 405, 501)  # status codes of a server that does not list its models
 # vLLM removes the reasoning from an answer, and puts it into a field with one of these names.
 _REASONING = ("reasoning_content", "reasoning")
+_TEXT_PARTS, _REASONING_PARTS = ("text", "output_text"), ("thinking", "reasoning")  # types of the parts of an answer
 _ERROR_SENT = "an error came in place of an answer"  # the status code was 200
 _MOST_TOKENS = 10**9  # a larger count can only be an error
 _NO_PROTOCOL = (
     "does not speak the OpenAI protocol: its answers are not the expected JSON; give the base address of an "
     "OpenAI-compatible API, which usually ends in /v1"
 )
-# The HTTP library that openai uses: httpx, or httpx2 from openai 3 on.
-_HTTP = import_module(openai.DefaultAsyncHttpxClient.__base__.__module__.partition(".")[0])
-_BROKEN_OFF = (_HTTP.RemoteProtocolError, _HTTP.ReadError, _HTTP.DecodingError)
+_BROKEN_OFF = (HTTP.RemoteProtocolError, HTTP.ReadError, HTTP.DecodingError)
+_UNREADABLE = (
+    AttributeError,
+    TypeError,
+    ValueError,
+    LookupError,
+    RecursionError,
+)  # incomplete, unexpected or deep JSON
 
 
 class ServerFailed(RuntimeError):
@@ -97,8 +103,8 @@ class Endpoint:
             parts = urlsplit(self.url)
             whole = parts.scheme in ("http", "https") and parts.hostname is not None and parts.port != 0
         except ValueError:
-            whole, parts = False, urlsplit("")
-        if parts.username is not None or parts.password is not None or parts.query:
+            whole = False
+        if "@" in self.url or "?" in self.url:
             raise ValueError(f"--endpoint: a key must not be part of the address, which is logged; put it into {KEY}")
         if not whole:
             raise ValueError(f"--endpoint: expected an address such as http://localhost:8000/v1, got {self.url!r}")
@@ -108,6 +114,12 @@ class Endpoint:
             raise ValueError(f"concurrency must be at most {_MOST_AT_ONCE} requests, got {self.concurrency}")
         if not 0 < self.limit_s < 1e6:
             raise ValueError(f"request_limit must be a positive number of seconds, got {self.limit_s}")
+
+    @property
+    def address(self) -> str:
+        """The address in one spelling, by which answers of different servers are told apart."""
+        parts = urlsplit(self.url)
+        return f"{parts.scheme}://{parts.netloc.lower()}{parts.path.rstrip('/')}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,22 +160,11 @@ class Ask:
     template_args: Mapping[str, Any] = field(default_factory=dict[str, Any])
     skip_refused: bool = False
 
-    def digest(self, prompt: Prompt) -> str:
-        """A digest of the prompt and of all settings on which the answers depend."""
+    def digest(self, server: str, prompt: Prompt) -> str:
+        """A digest of the server's address, the prompt, and all settings on which the answers depend."""
         sampling = self.sampling
-        asked = [self.model, sampling.max_new_tokens, sampling.temperature, _TOP_P, dict(self.template_args)]
+        asked = [server, self.model, sampling.max_new_tokens, sampling.temperature, _TOP_P, dict(self.template_args)]
         return blake2b(json.dumps([*asked, prompt], sort_keys=True).encode(), digest_size=12).hexdigest()
-
-
-class _WholeAnswers(openai.DefaultAsyncHttpxClient):
-    """An HTTP client with a time limit for the whole answer. The base class limits only the time for each part."""
-
-    async def send(self, request: Any, **options: Any) -> Any:
-        limit_s = request.extensions["timeout"]["read"]
-        try:
-            return await asyncio.wait_for(super().send(request, **options), limit_s)
-        except TimeoutError as error:
-            raise _HTTP.ReadTimeout(f"no complete answer within {limit_s:g} s", request=request) from error
 
 
 class ServedModel:
@@ -189,18 +190,12 @@ class ServedModel:
         self._key = os.environ.get(KEY, "")
         if not (self._key.isascii() and self._key.isprintable() and " " not in self._key):
             raise ValueError(f"{KEY} contains a space, a line break or a letter outside ASCII; export the key alone")
-        try:
-            http_client = _WholeAnswers(follow_redirects=False)  # a redirect would send prompts to another host
-        except (ImportError, ValueError) as error:
-            raise ValueError(
-                f"the environment's proxy cannot be used ({error}); unset HTTP_PROXY, HTTPS_PROXY and ALL_PROXY"
-            ) from None
         self._client = openai.AsyncOpenAI(
             base_url=endpoint.url,
             api_key=self._key or "none",
             max_retries=endpoint.retries,
             timeout=openai.Timeout(endpoint.limit_s, connect=_CONNECT_S),
-            http_client=http_client,
+            http_client=WholeAnswers(),
         )
         self._length = "max_tokens"
         self._listed = False  # whether the server lists the model
@@ -234,7 +229,7 @@ class ServedModel:
             if getattr(error, "status_code", None) in _NO_LIST:
                 return
             raise ServerFailed(self._why(error)) from None
-        except (AttributeError, TypeError, ValueError):
+        except _UNREADABLE:
             raise ServerFailed(f"{self.endpoint.url}/models {_NO_PROTOCOL}") from None
         self._listed = self.ask.model in served
         if served and not self._listed:
@@ -284,7 +279,7 @@ class ServedModel:
                 return Answer("", 0, 0, False, failure=str(error))
             except openai.OpenAIError as error:
                 raise ServerFailed(self._why(error)) from None
-            except (AttributeError, TypeError, ValueError, LookupError) as error:  # incomplete or unexpected JSON
+            except _UNREADABLE as error:
                 problem = error_text(error).removeprefix("ValueError: ")  # `_hidden` will shorten it
         what = "does not answer" if _ERROR_SENT in problem else _NO_PROTOCOL
         raise ServerFailed(f"{self.endpoint.url} {what} ({self._hidden(problem)}, {_MALFORMED} times)")
@@ -333,10 +328,8 @@ class ServedModel:
         if (problem := getattr(reply, "error", None)) is not None:
             raise ValueError(f"{_ERROR_SENT}: {problem}")
         choice, usage = reply.choices[0], getattr(reply, "usage", None)
-        text = choice.message.content if chat else choice.text
-        if not isinstance(text or "", str):
-            raise TypeError(f"expected text, got {type(text).__name__}")
-        if chat and any(getattr(choice.message, name, None) for name in _REASONING):
+        text, has_reasoning = _text_of(choice.message.content if chat else choice.text)
+        if has_reasoning or (chat and any(getattr(choice.message, name, None) for name in _REASONING)):
             self._warn("takes the reasoning out of answers", "training scores the whole text; use no reasoning parser")
         asked = self.ask.model
         served = str(getattr(reply, "model", None) or asked)
@@ -352,7 +345,10 @@ class ServedModel:
         elif ending not in _COMPLETE + _CUT_OFF:
             failure = f"the server cut the answer off: {self._hidden(str(choice.finish_reason))[:60]}"
         tokens, prompt_tokens = (_count(getattr(usage, f"{part}_tokens", None)) for part in ("completion", "prompt"))
-        return Answer(text or "", tokens, prompt_tokens, truncated=ending in _CUT_OFF, failure=failure)
+        # A blank text may be an answer, with about one token per character. With more, the server lost the text.
+        if ending in _COMPLETE and not text.strip() and (tokens or 0) > len(text) + 1:
+            failure = "the server counted tokens of the answer, but sent no text"
+        return Answer(text, tokens, prompt_tokens, truncated=ending in _CUT_OFF, failure=failure)
 
     def _warn(self, what: str, why: str) -> None:
         """Log a warning, but only once for each `why`."""
@@ -376,6 +372,8 @@ class ServedModel:
                 return f"{url} did not answer a request within {limit}; give more time with --request-limit"
             case openai.APIConnectionError():
                 cause = self._hidden(str(error.__cause__ or error))
+                if isinstance(error.__cause__, TooLarge):
+                    return f"{url} sent an answer of {cause}; lower --max-new-tokens, or see the server's log"
                 if "CERTIFICATE_VERIFY_FAILED" in cause:
                     return f"{url} has a certificate that is not trusted ({cause}); export SSL_CERT_FILE=its_certificate.pem"
                 if isinstance(error.__cause__, _BROKEN_OFF) and "without sending a response" not in cause:
@@ -411,13 +409,32 @@ class ServedModel:
         return self._hidden(text if code is None or str(code) in text else f"{code}: {text}")
 
     def _hidden(self, text: str) -> str:
-        """Make a server's text short and safe to print. Remove the key, because some servers repeat it."""
-        return visible(text.replace(self._key, "[key]") if self._key else text)[:_SHOWN].strip()
+        """Make a server's text short and safe to print. Before that, remove the key, which some servers repeat, and other
+        secrets: cut off first, a part of them could stay.
+        """
+        return visible(hidden(text, self._key)[:_SHOWN])[:_SHOWN].strip()
 
 
 def _same_model(asked: str, served: str) -> bool:
     """Whether both names are of the same model. The served name may lack the organisation or have a version."""
     return asked.endswith(f"/{served}") or (served.startswith(asked) and bool(_VERSION.fullmatch(served, len(asked))))
+
+
+def _text_of(content: Any) -> tuple[str, bool]:
+    """The text of an answer, and whether it had reasoning that is not part of the text.
+
+    Args:
+        content: text, None, or a list of parts of types "text" and "thinking".
+    """
+    if not isinstance(content, list):
+        if not isinstance(content or "", str):
+            raise TypeError(f"expected text, got {type(content).__name__}")
+        return content or "", False
+    for part in content:
+        if part["type"] not in (*_TEXT_PARTS, *_REASONING_PARTS):
+            raise TypeError(f"expected parts of text, got a part of type {part['type']!r}")
+    texts = [part["text"] for part in content if part["type"] in _TEXT_PARTS]
+    return "".join(texts), len(texts) < len(content)
 
 
 def _count(value: Any) -> int | None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("openai", reason="needs pip install 'rollalloc[served]'")
-from stand_in_server import MODEL, answered, completion, logged
+from stand_in_server import MODEL, answered, completion, logged, serving
 
 
 def test_a_served_model_gets_a_verdict_and_every_answer_is_scored_and_kept(advise, server):
@@ -199,7 +199,15 @@ def test_the_key_is_sent_and_stands_in_no_file_and_no_message(advise, server, mo
         assert not file.is_file() or b"sk-very-secret" not in file.read_bytes()
 
 
-@pytest.mark.parametrize("url", ["http://me:secret@127.0.0.1:1/v1", "http://127.0.0.1:1/v1?key=secret"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://me:secret@127.0.0.1:1/v1",
+        "http://127.0.0.1:1/v1?key=secret",
+        "me:secret@127.0.0.1:1",
+        " http://[::1?k=secret",
+    ],
+)
 def test_a_key_within_the_address_is_refused_and_not_repeated(advise, url):
     code, shown, said = advise(endpoint=url)
     assert code == 2
@@ -273,6 +281,47 @@ def test_answers_to_other_questions_are_not_taken(advise, server):
     assert "temperature" in advise()[2]  # other settings are refused
     advise("--overwrite")
     assert len(server.requests) == 192
+
+
+@pytest.mark.parametrize("ending", ["abort", "content_filter", "tool_calls"])
+def test_an_answer_without_a_score_is_asked_for_again(advise, server, ending):
+    few = {"sample_prompts": 3, "sample_n": 2}
+    server.replies = lambda number, body: (200, completion("yes", finish=ending if number % 2 else "stop"))
+    said = advise(**few)[2]
+    assert (
+        f"3 of 6 answers have no score, mostly because: the server cut the answer off: {ending}. The same command"
+        in said
+    )
+    server.replies = answered
+    assert advise(**few | {"sample_prompts": 4})[0] == 0
+    assert len(server.requests) == 8  # those in the log stay as they are
+    assert advise("--overwrite", **few)[0] == 0
+    assert len(server.requests) == 11
+    assert None not in {row["metric"] for row in logged()}
+
+
+def test_an_unfinished_waves_answers_without_a_score_are_asked_for_again(advise, server):
+    server.replies = lambda number, body: (
+        (200, completion("yes", finish="abort" if number in (0, 20) else "stop")) if number < 21 else (500, {})
+    )
+    assert advise(concurrency=1, retries=0)[0] == 2
+    server.replies = answered
+    assert advise(concurrency=1)[0] == 0
+    assert len(server.requests) == 96 + 1 + 1  # the one that failed, and the one that was aborted in the last wave
+    assert [row["rollout"] for row in logged() if row["metric"] is None] == [0]
+
+
+def test_an_answer_belongs_to_its_server_and_its_template(advise, server):
+    few = {"sample_prompts": 3, "sample_n": 2}
+    advise(**few)
+    assert advise(endpoint=server.url + "/", **few)[0] == 0  # another spelling of its address
+    with serving() as other:
+        assert f"profile.served: saved '{server.url}', given '{other.url}'" in advise(endpoint=other.url, **few)[2]
+        assert advise("--overwrite", endpoint=other.url, **few)[0] == 0
+        advise("--overwrite", "--chat-template-args", '{"enable_thinking": false}', endpoint=other.url, **few)
+        assert len(other.requests) == 12
+    assert advise("--overwrite", **few)[0] == 0
+    assert len(server.requests) == 6  # its answers were kept
 
 
 def test_the_cost_comes_first_and_is_estimated_from_the_first_answers(advise, server):

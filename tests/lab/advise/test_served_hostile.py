@@ -2,6 +2,7 @@
 
 # pyright: reportIndexIssue=false
 
+import gzip
 import json
 import os
 import re
@@ -56,6 +57,7 @@ def plain(text):
 CHUNK = {"id": "x", "object": "chat.completion.chunk", "choices": [{"index": 0, "delta": {"content": "yes"}}]}
 STREAM = f"data: {json.dumps(CHUNK)}\n\ndata: [DONE]\n\n".encode()
 JSON = {"Content_Type": "application/json"}
+DEEP = b'{"choices": ' + b'[{"a": ' * 450 + b"1" + b"}]" * 450 + b"}"  # JSON can be read, but not its parts
 
 
 def reply(**changes):
@@ -82,7 +84,15 @@ def choice(finish="stop", **message):
         (reply(choices=[]), "does not speak the OpenAI protocol"),
         (reply(choices={"0": {}}), "does not speak the OpenAI protocol"),
         (reply(choices=[None]), "does not speak the OpenAI protocol"),
-        (choice(content=[{"type": "text", "text": "yes"}]), "expected text, got list"),
+        (choice(content=3), "expected text, got int"),
+        (
+            choice(content=[{"type": "image_url", "image_url": "x"}]),
+            "expected parts of text, got a part of type 'image_url'",
+        ),
+        (choice(content=["yes"]), "does not speak the OpenAI protocol"),
+        (sends(b"[" * 100_000, **JSON, Content_Length="100000"), "does not speak the OpenAI protocol"),
+        (sends(DEEP, **JSON, Content_Length=str(len(DEEP))), "does not speak the OpenAI protocol"),
+        (reply(error={"message": "out of memory"}), "does not answer (an error came in place of an answer"),
         (
             (200, {"error": {"message": "out of memory"}}),
             "does not answer (an error came in place of an answer: {'message': 'out of memory'}",
@@ -163,7 +173,7 @@ def test_a_key_that_a_server_repeats_anywhere_is_not_shown(advise, server, monke
         assert b"sk-very-secret" not in file.read_bytes()
 
 
-@pytest.mark.parametrize("words", ["x" * 52, "x" * 230], ids=len)
+@pytest.mark.parametrize("words", ["x" * 52, "x" * 230, "x" * 240], ids=len)
 @pytest.mark.parametrize("form", [plain, lambda text: (200, {"error": {"message": text}})], ids=["text", "error"])
 def test_a_message_is_not_cut_off_in_the_middle_of_the_key(advise, server, monkeypatch, form, words):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-very-secret")
@@ -207,13 +217,75 @@ TEXTS = ["\x00", "\ud800 lone", "\u202ereversed", "a\u2028b\r\nc", "</script>\x1
 
 
 def test_texts_that_no_tokenizer_writes_are_kept_scored_and_not_shown(advise, server):
-    server.replies = lambda number, body: (200, completion(TEXTS[number % len(TEXTS)]))
+    server.replies = lambda number, body: (200, completion(TEXTS[number % len(TEXTS)], tokens=1))
     code, shown, said = advise()
     assert code == 0
     assert {row["text"] for row in logged()} == set(TEXTS)
     assert "\x1b" not in shown + said
     assert advise("--overwrite", reward="my_reward.py:yes")[0] == 0
     assert len(server.requests) == 24
+
+
+@pytest.mark.parametrize("text", [None, "", "\n\n"])
+def test_an_answer_whose_text_the_server_lost_has_no_score_and_is_counted(advise, server, text):
+    """vllm 41902: the text and the reasoning are null, but 29 tokens were counted."""
+    server.replies = lambda number, body: (200, completion("yes" if number % 2 else text, tokens=29))
+    code, _, said = advise()
+    assert code == 0
+    assert (
+        "12 of 24 answers have no score, mostly because: the server counted tokens of the answer, but sent no text"
+        in said
+    )
+    assert [row["metric"] for row in logged() if not row["text"].strip()] == [None] * 12
+
+
+def test_an_answer_that_ends_at_once_is_wrong(advise, server):
+    server.replies = lambda number, body: (200, completion("", tokens=number % 2))
+    assert advise()[0] == 0
+    assert {row["metric"] for row in logged()} == {0.0}
+
+
+def test_an_answer_in_parts_is_their_text(advise, server):
+    parts = [{"type": "thinking", "thinking": "even?"}, {"type": "text", "text": "ye"}, {"type": "text", "text": "s"}]
+    server.replies = lambda number, body: choice(content=parts[number % 2 :])
+    code, _, said = advise()
+    assert code == 0
+    assert {(row["text"], row["metric"]) for row in logged()} == {("yes", 1.0)}
+    assert said.count("takes the reasoning out of answers") == 1
+
+
+def packed(encoding, text="yes", times=1):
+    """An answer that is compressed this many times, although nobody asked for that."""
+    body = json.dumps(completion(text)).encode()
+    for _ in range(times):
+        body = gzip.compress(body)
+    return sends(body, **JSON, Content_Encoding=encoding, Content_Length=str(len(body)))
+
+
+def test_a_compressed_answer_is_read(advise, server):
+    server.replies = lambda number, body: packed("gzip")
+    assert advise()[0] == 0
+    assert {row["text"] for row in logged()} == {"yes"}
+    assert server.headers["accept-encoding"] == "identity"
+
+
+@pytest.mark.parametrize(("encoding", "times"), [("gzip, gzip", 2), ("br", 1), ("gzip", 0)])
+def test_an_answer_in_another_encoding_is_refused(advise, server, encoding, times):
+    server.replies = lambda number, body: packed(encoding, times=times)
+    code, _, said = advise(retries=0)
+    assert code == 2
+    assert "sent an answer that is incomplete or cannot be decoded" in said
+
+
+@pytest.mark.parametrize(
+    "form", [lambda text: (200, completion(text)), lambda text: packed("gzip", text)], ids=["plain", "gzip"]
+)
+def test_an_answer_that_is_too_large_is_refused(advise, server, monkeypatch, form):
+    monkeypatch.setattr("rollalloc.generate.whole_answers.MOST_BYTES", 2**20)
+    server.replies = lambda number, body: form("1" * (2**20 + 1))
+    code, _, said = advise(retries=0)
+    assert code == 2
+    assert "sent an answer of more than 1 MiB; lower --max-new-tokens" in said
 
 
 def test_a_parameter_that_only_some_of_the_servers_behind_an_address_refuse_is_left_out(advise, server):
@@ -379,6 +451,35 @@ def test_a_proxy_that_a_local_address_goes_through_is_said(advise, server, monke
     assert code == 2
     assert "went through the environment's proxy, export NO_PROXY=127.0.0.1 to avoid it" in said
     assert "secret" not in shown + said
+
+
+@pytest.mark.parametrize(
+    "proxy",
+    [
+        " http://me:hunter22@127.0.0.1:1",
+        "http://me:hunter22@127.0.0.1:port",
+        "me:hunter22@127.0.0.1:1",
+        "ftp://me:hunter22@x",
+    ],
+)
+def test_a_proxy_that_cannot_be_used_is_said_without_its_password(advise, server, monkeypatch, proxy):
+    monkeypatch.setenv("NO_PROXY", "")
+    monkeypatch.setenv("HTTP_PROXY", proxy)
+    code, shown, said = advise(retries=0)
+    assert code == 2
+    assert "proxy" in said
+    assert "hunter" not in shown + said
+
+
+def test_a_password_that_a_server_or_proxy_repeats_is_not_shown(advise, server, monkeypatch):
+    monkeypatch.setenv("HTTPS_PROXY", "http://me:hunter%2022@proxy:1")
+    server.replies = lambda number, body: (
+        400,
+        {"error": "via http://me:hunter%2022@proxy, http://you:pass@x: hunter 22"},
+    )
+    _, shown, said = advise()
+    assert "refuses a prompt: 400: via http://[hidden]@proxy, http://[hidden]@x: [hidden]" in said
+    assert "hunter" not in shown + said
 
 
 def test_a_certificate_that_is_not_trusted_is_said(advise, server, monkeypatch):

@@ -95,9 +95,13 @@ class ProfileFolder:
         self._lock.take()
         if overwrite:
             self._claims.remove(_MADE)
-        saved = _described(self.path)
         self._claims.add(_NAMES)
         self._begun = True
+        return self.prompts()
+
+    def prompts(self) -> int:
+        """Number of prompts of the folder's profile; 0 if there is none."""
+        saved = _described(self.path)
         return 0 if saved is None else int(saved[_GROWS])
 
     def describe(self, described: Mapping[str, Any]) -> None:

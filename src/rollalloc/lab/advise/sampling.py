@@ -133,8 +133,8 @@ def roll_out(waves: Waves, orders: Sequence[Order], begun: int, place: ProfileFo
         if not scored and ((end - begun) * n >= _PATIENCE or (begun, end) == (0, len(orders))):
             raise NoScores(
                 f"none of {(end - begun) * n} rollouts has a score, mostly because: "
-                f"{waves.outcomes.commonest_failure()}. Repair the reward, then sample the profile in {place.path} again "
-                "(--overwrite)"
+                f"{waves.outcomes.commonest_failure()}. Repair the reward or the server, then sample the profile in "
+                f"{place.path} again (--overwrite)"
             )
 
 
@@ -218,11 +218,16 @@ def orders_of(drawn: Sequence[int], n: int) -> list[Order]:
 
 
 def kept(place: ProfileFolder, before: int, n: int) -> int:
-    """Number of prompts whose rollouts are kept: all if the profile was complete, otherwise those in complete waves."""
-    groups = place.rollouts() // n
-    complete = groups if groups == before else _boundary(groups)
+    """Keep only complete waves of the log. Return their number of prompts; see `whole_waves`."""
+    complete = whole_waves(place, before, n)
     place.cut(complete * n)
     return complete
+
+
+def whole_waves(place: ProfileFolder, before: int, n: int) -> int:
+    """Number of prompts in the log: all of the `before` if the profile was complete, otherwise those in complete waves."""
+    groups = place.rollouts() // n
+    return groups if groups == before else _boundary(groups)
 
 
 def _boundary(prompts: int) -> int:

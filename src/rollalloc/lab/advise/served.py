@@ -1,8 +1,9 @@
 """Sample a profile from a model at a server, into the same kind of folder as `sampling.sample_profile`.
 
-Each answer is written to `answers.jsonl` when it arrives, with a digest of its request. A later call uses these answers and
-requests only the missing ones. So an interrupted call continues, and a call with another reward (`overwrite`) or with more
-prompts or rollouts pays only for new requests.
+Each answer is written to `answers.jsonl` when it arrives, with a digest of its request: server, model, sampling, arguments
+of the template, and prompt. A later call uses these answers and requests only the missing ones. Answers that cannot be
+scored, for example because the server aborted them, count as missing until their rollouts are in the log. So an interrupted
+call continues, and a call with another reward (`overwrite`) or with more prompts or rollouts pays only for new requests.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from rollalloc.lab.advise.sampling import (
     kept,
     orders_of,
     roll_out,
+    whole_waves,
     write_rows,
 )
 from rollalloc.lab.bench.tasks.files import Shown, unseen
@@ -74,7 +76,7 @@ def sample_served(
         seed: seed of the draw of prompts. The server's sampling has its own randomness.
         prices: price of a million prompt tokens, and price of a million answer tokens. None: only numbers of tokens are
             shown.
-        overwrite: True: first remove the files of another profile, except its answers.
+        overwrite: True: first remove the files of another profile, except the answers that can be scored.
         say: called with sentences about tokens, time and cost.
 
     Raises:
@@ -82,7 +84,7 @@ def sample_served(
     """
     for name, number, least in (("prompts", prompts, 1), ("n", n, 1), ("seed", seed, 0)):
         at_least(name, number, least)
-    described = described_profile(run, prompts, n, seed) | {"served": True}
+    described = described_profile(run, prompts, n, seed) | {"served": endpoint.address}
     with ProfileFolder(folder) as place:
         place.check(described, overwrite=overwrite)
         if not overwrite and place.is_whole(prompts, n):
@@ -91,7 +93,8 @@ def sample_served(
         drawn = drawn_of(seed, prompts, len(given))
         ask = Ask(run.model, run.sampling, template_arguments(run.chat_template_args), skip_refused=run.drop_overlong)
         orders = orders_of(drawn, n)
-        answers = _Answers(folder / ANSWERS, ask, given, orders)
+        logged = 0 if overwrite else whole_waves(place, place.prompts(), n)
+        answers = _Answers(folder / ANSWERS, endpoint, ask, given, orders, logged * n)
         try:
             with scorer_of(run) as scorer, ServedModel(endpoint, ask) as served:
                 if answers.missing:
@@ -159,19 +162,30 @@ class _Answers:
     Attributes:
         of: the answers so far, from the folder and from the server.
         missing: the rollouts without an answer in the folder, in order.
+
+    Args:
+        path: the file of answers.
+        endpoint: the server.
+        ask: what is the same in all requests.
+        given: the prompts.
+        orders: the profile's groups.
+        logged: number of rollouts in the profile's log. Those after them are requested again if they cannot be scored.
     """
 
-    def __init__(self, path: Path, ask: Ask, given: PromptSet, orders: Sequence[Order]) -> None:
+    def __init__(
+        self, path: Path, endpoint: Endpoint, ask: Ask, given: PromptSet, orders: Sequence[Order], logged: int
+    ) -> None:
         self._path, self._lock = path, Lock()
         self._prompts = {rollout: given.prompts[order.prompt] for order in orders for rollout in order.rollouts}
         self._asked: dict[int, tuple[str, int]] = {}
         times: Counter[str] = Counter()  # counts equal prompts: two data sources may have the same prompt
         for rollout, prompt in self._prompts.items():
-            digest = ask.digest(prompt)
+            digest = ask.digest(endpoint.address, prompt)
             self._asked[rollout] = digest, times[digest]
             times[digest] += 1
         rollout_of = {asked: rollout for rollout, asked in self._asked.items()}
-        self.of = {rollout_of[asked]: answer for asked, answer in _saved(path) if asked in rollout_of}
+        saved = {rollout_of[asked]: answer for asked, answer in _saved(path) if asked in rollout_of}
+        self.of = {rollout: answer for rollout, answer in saved.items() if rollout < logged or not answer.failure}
         self.missing = [rollout for rollout in self._prompts if rollout not in self.of]
         self._coming: dict[int, Future[Answer]] = {}
 
@@ -194,9 +208,7 @@ class _Answers:
     def _keep(self, number: int, answer: Answer) -> None:
         rollout = self.missing[number]
         digest, place = self._asked[rollout]
-        # A failed request without tokens cost nothing, and may be repeated.
-        if answer.tokens != 0 or not answer.failure:
-            append_text(self._path, json.dumps({"asked": digest, "rollout": place, **asdict(answer)}) + "\n")
+        append_text(self._path, json.dumps({"asked": digest, "rollout": place, **asdict(answer)}) + "\n")
         with self._lock:
             self.of[rollout] = answer
 
@@ -285,10 +297,15 @@ class _Cost:
 
 
 def _doubt(answers: _Answers, orders: Sequence[Order], longest: int) -> None:
-    """Warn if each prompt's answers are all equal, or if answers are cut off before the limit.
+    """Warn if answers cannot be scored, if each prompt's answers are all equal, or if they are cut off before the limit.
 
-    In both cases, training would see other answers.
+    In the last two cases, training would see other answers.
     """
+    if failures := Counter(answer.failure for answer in answers.of.values() if answer.failure):
+        log.warning(
+            "%d of %d answers have no score, mostly because: %s. The same command with --overwrite asks for these answers "
+            "again", failures.total(), len(answers.of), failures.most_common(1)[0][0],
+        )  # fmt: skip
     groups = [[answers.of[rollout] for rollout in order.rollouts] for order in orders]
     long = [group for group in groups if len(group) > 1 and min(len(answer.text) for answer in group) > _SHORT]
     if len(long) >= _MOST_PROMPTS and all(len({answer.text for answer in group}) == 1 for group in long):
