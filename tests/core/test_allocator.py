@@ -24,7 +24,7 @@ from rollalloc.core.rule import (
 )
 from rollalloc.recipes.mopps import Posterior
 from rollalloc.rules import judges, promote, prompts, rows, sizes
-from rollalloc.rules.advantages import OverGroup
+from rollalloc.rules.advantages import OverGroup, Rewards
 
 NAN, INF = float("nan"), float("inf")
 
@@ -160,7 +160,7 @@ def test_law_1_a_second_terminal_event_is_refused_and_changes_nothing(drive):
 
 
 def test_law_1_a_done_that_comes_after_its_cancellation_is_legal_and_counted(drive):
-    driver = drive(recipes.darts(1, 1, 0, tail="none"), prompts=2)
+    driver = drive(recipes.darts(1, 1, 0, tail="none").replace(advantage=Rewards()), prompts=2)
     orders = driver.ask().generate
     first, *rest = ids(orders)
     assert rest
@@ -787,7 +787,7 @@ def test_a_row_rule_that_says_no_possible_number_of_itself_is_named(said, messag
 
 
 def test_outstanding_repeats_what_is_in_flight_after_a_load(drive):
-    driver = drive(recipes.darts(2, 1, 0, 3.0, tail="none"), prompts=6)
+    driver = drive(recipes.darts(2, 1, 0, 3.0, tail="none").replace(advantage=Rewards()), prompts=6)
     first, second = driver.ask().generate
     driver.allocator.tell([Done(first.rollouts[0], 1, 1, 5, 0)])
     cancelled = driver.ask().cancel

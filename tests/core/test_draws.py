@@ -244,7 +244,7 @@ def test_the_way_of_the_weights_adds_up_and_is_saved():
 
 @pytest.mark.parametrize("far", [2 * FARTHEST, 1e38, 1e308, float("inf")])
 def test_weights_that_went_too_far_to_tell_do_not_hide_how_far_they_go_later(far):
-    allocator = Allocator(recipes.spo(1, 1), 4, 0)
+    allocator = Allocator(recipes.spo(2, 1), 4, 0)
     allocator.tell([Updated(1, far), Updated(2, far), Updated(3, 0.25)])
     assert allocator._run.view().kl_sum == 2 * FARTHEST + 0.25
 

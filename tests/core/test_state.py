@@ -58,7 +58,7 @@ def run(allocator, steps, seed=0):
 
 def test_a_saved_state_does_not_change_with_what_is_told_later():
     """E.g. while another thread writes it to disk."""
-    allocator = Allocator(recipes.darts(2, 1, 0, tail="none"), 6, 0)
+    allocator = Allocator(recipes.darts(2, 2, 0, tail="none"), 6, 0)
     orders = allocator.ask().generate
     state = allocator.state_dict()
     before = json.dumps(state)

@@ -90,10 +90,6 @@ REFUSED = {
         recipes.foresight(4),
         recipes.pods(4, 8, 4),
     ),
-    "waits for results that differ, but a group has only 1 rollout": (
-        recipes.reinforce(4),
-        recipes.dapo(4, 4, 12),
-    ),
 }
 
 

@@ -32,6 +32,7 @@ from rollalloc.core.events import (
 from rollalloc.core.group import GroupView
 from rollalloc.core.recipe import Recipe, refuse_other
 from rollalloc.core.run import Run
+from rollalloc.core.sanity import refuse_unteachable
 from rollalloc.core.selection import Selection
 from rollalloc.core.statistics import QUARANTINED, PromptStatistics
 from rollalloc.core.table import PromptTable
@@ -70,7 +71,8 @@ class Allocator:
 
     Raises:
         TypeError: `recipe` is not a recipe.
-        ValueError: the recipe trains on more groups per batch than there are prompts, or the seed is negative.
+        ValueError: the recipe can never teach, it trains on more groups per batch than there are prompts, or the seed is
+            negative.
     """
 
     recipe: Recipe = _of_run("recipe")
@@ -88,6 +90,7 @@ class Allocator:
 
     def __init__(self, recipe: Recipe, prompts: int | PromptTable, seed: int) -> None:
         refuse_other(recipe)
+        refuse_unteachable(recipe)
         table = PromptTable.of(prompts)
         if recipe.groups > len(table):
             raise ValueError(

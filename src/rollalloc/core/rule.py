@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -185,11 +185,13 @@ class PromptTraits(Traits):
         reads_features: the rule uses the table's features.
         reads_kl: the rule needs `Updated.approx_kl`, the KL divergence of each update.
         predicts: the rule predicts a success rate for each prompt, from more evidence than the prompt's last visit alone.
+        gives_baseline: whether the rule's draws have a `Drawn.baseline`. None: not declared.
     """
 
     reads_features: bool = False
     reads_kl: bool = False
     predicts: bool = False
+    gives_baseline: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,10 +208,22 @@ class IntakeTraits(Traits):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SizeTraits(Traits):
+    """The traits of a size rule.
+
+    Attributes:
+        most: largest number of rollouts that the rule gives a group. None: not declared.
+    """
+
+    most: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeTraits(Traits):
     """The traits of a judge.
 
     Attributes:
+        least_scored: smallest number of scored rollouts with which a group can pass, 1 or more.
         waits_for_all: the judge decides only about complete groups, and the core does not ask it earlier.
         after_failure: when the prompt of a group without any score may be drawn again. The judge is not asked about
             such groups.
@@ -217,6 +231,7 @@ class JudgeTraits(Traits):
             the core does not count these numbers.
     """
 
+    least_scored: int = 1
     waits_for_all: bool = False
     after_failure: Until = NEXT_EPOCH
     reads_recent: bool = False
@@ -243,6 +258,21 @@ class RowTraits(Traits):
     """
 
     rows: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdvantageTraits(Traits):
+    """The traits of an advantage rule or a batch rule. The core refuses recipes in which every advantage would be 0.
+
+    Attributes:
+        compares: the rollouts among which an advantage is a comparison, so that a rollout that is alone among them has the
+            advantage 0: "group", all rollouts of its group; "chosen", the rows of its group; "batch", the rows of the
+            batch. None: not declared.
+        or_baseline: the rule compares a rollout with its prompt's `Drawn.baseline` instead, if there is one.
+    """
+
+    compares: Literal["group", "chosen", "batch"] | None = None
+    or_baseline: bool = False
 
 
 # -------------------------------------------------------------------------------------------------------------- rules
@@ -353,6 +383,8 @@ class SizeRule(Rule):
 
     __slots__ = ()
 
+    traits: Any = SizeTraits()
+
     def init(self, table: PromptTable) -> Memory:
         """Return the memory before the first group. Arrays whose name ends in `N` have one entry for each prompt."""
         return {}
@@ -427,6 +459,8 @@ class AdvantageRule(Rule):
 
     __slots__ = ()
 
+    traits: Any = AdvantageTraits()
+
     @abstractmethod
     def __call__(self, group: GroupView, chosen_M: NDArray[np.int64]) -> NDArray[np.float64]: ...
 
@@ -439,6 +473,8 @@ class BatchRule(Rule):
     """
 
     __slots__ = ()
+
+    traits: Any = AdvantageTraits()
 
     @abstractmethod
     def __call__(

@@ -178,7 +178,7 @@ class FirstSuccesses(Shuffled):
     def __post_init__(self) -> None:
         at_least("visits", self.visits, 1)
 
-    traits = PromptTraits(reads_rate=True, reads=("metrics_G",))
+    traits = PromptTraits(reads_rate=True, reads=("metrics_G",), gives_baseline=False)
 
     def init(self, table: PromptTable) -> Memory:
         return Shuffled.init(self, table) | {"places": []}

@@ -114,7 +114,9 @@ class Foresight(PromptRule):
                 f"{self.exponent}"
             )
 
-    traits = PromptTraits(predicts=True, reads_rate=True, reads_features=True, reads=("rewards_G", "metrics_G"))
+    traits = PromptTraits(
+        predicts=True, reads_rate=True, reads_features=True, reads=("rewards_G", "metrics_G"), gives_baseline=True
+    )
 
     def init(self, table: PromptTable) -> Memory:
         # Sums over all rollouts of 1, m, m², r - m and m(r - m), for the regression of r - m on the metric m.

@@ -110,7 +110,7 @@ class Selective(PromptRule):
                 f"expected zero_share in (0, 1), start in [{low}, {high}], step of 0 or more and least in (0, 1], got {self}"
             )
 
-    traits = PromptTraits(reads_rate=True, reads=("metrics_G",))
+    traits = PromptTraits(reads_rate=True, reads=("metrics_G",), gives_baseline=False)
 
     def init(self, table: PromptTable) -> Memory:
         return {

@@ -37,8 +37,8 @@ def grpo(
 
     Args:
         groups: prompts in a batch, at least 1.
-        n: rollouts per prompt, at least 1. With 1, there is no mean to compare with: rollalloc's trainer and TRL's refuse
-            it, and verl needs an estimator that does not compare rollouts, such as `gae`.
+        n: rollouts per prompt, at least 1. With 1, there is no mean to compare with, and `Allocator` refuses the recipe. Use
+            1 with another advantage rule, or with an estimator of verl that does not compare rollouts, such as `gae`.
         deviation: kind of standard deviation by which the advantages are divided: "population" or "sample". None: the
             training framework decides. Rollalloc's own trainer uses "population", TRL and verl use "sample".
         replay: maximum number of rows of earlier batches to train on again in each batch; 0 or more. Only rollouts that

@@ -205,7 +205,7 @@ class LastVisit(Shuffled):
     nothing. Used by Knapsack RL, arXiv 2509.25849.
     """
 
-    traits = PromptTraits(reads_rate=True, reads=("metrics_G",))
+    traits = PromptTraits(reads_rate=True, reads=("metrics_G",), gives_baseline=False)
 
     def init(self, table: PromptTable) -> Memory:
         prior_N = np.full(len(table), np.nan) if table.prior_N is None else np.asarray(table.prior_N)

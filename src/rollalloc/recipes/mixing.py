@@ -183,11 +183,6 @@ def _refuse_too_few_rollouts(recipe: Recipe) -> None:
         if not isinstance(stage.size, sizes.Fixed):
             return
         total += stage.size.n
-        if total < 2 and isinstance(stage.judge, judges.NonzeroVariance):
-            raise ValueError(
-                f"{stage.judge!r} waits for results that differ, but a group has only {total} rollout; give n of at least 2 "
-                "to the first recipe, which sets the number of rollouts"
-            )
     if m is not None and m > total:
         raise ValueError(
             f"{recipe.rows!r} trains on {m} rollouts but the stages generate only {total}; give n of at least {m} to the "

@@ -80,7 +80,7 @@ class Posterior(PromptRule):
         if not (0 < self.target < 1 and 0 <= self.decay <= 1 and self.prior_weight > 0):
             raise ValueError(f"expected target in (0, 1), decay in [0, 1] and prior_weight above 0, got {self}")
 
-    traits = PromptTraits(reads_rate=True, reads=("metrics_G",))
+    traits = PromptTraits(reads_rate=True, reads=("metrics_G",), gives_baseline=False)
 
     def init(self, table: PromptTable) -> Memory:
         hits_N, misses_N = prior_counts(table, self.prior_weight)

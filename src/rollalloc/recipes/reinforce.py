@@ -97,7 +97,7 @@ class RunningMean(Shuffled):
         if not 0 < self.half_life < inf:
             raise ValueError(f"half_life must be above 0 and finite, got {self.half_life!r}")
 
-    traits = PromptTraits(reads=("rewards_G",))
+    traits = PromptTraits(reads=("rewards_G",), gives_baseline=True)
 
     def init(self, table: PromptTable) -> Memory:
         return Shuffled.init(self, table) | {"reward_sum": 0.0, "reward_count": 0.0}

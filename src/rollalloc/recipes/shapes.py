@@ -9,8 +9,6 @@ from functools import wraps
 from typing import Any, ParamSpec
 
 from rollalloc.core.recipe import Recipe
-from rollalloc.rules.advantages import OverChosen, OverGroup
-from rollalloc.rules.sizes import Fixed
 
 _P = ParamSpec("_P")
 # This attribute is not a dataclass field, so `dataclasses.replace` drops it. A changed recipe therefore keeps its sizes.
@@ -88,13 +86,3 @@ def sizes_for(
     elif "n" in parameters:
         fits["n"] = n
     return {name: value for name, value in fits.items() if name in parameters and name not in given}
-
-
-def refuse_lone_rollouts(recipe: Recipe) -> None:
-    """Raise a ValueError if each prompt gets a single rollout and the advantage compares the rollouts of a prompt."""
-    alone = len(recipe.stages) == 1 and recipe.stages[0].size == Fixed(1)
-    if alone and isinstance(recipe.advantage, OverGroup | OverChosen):
-        raise ValueError(
-            f"{recipe.advantage!r} compares the rollouts of a prompt, but the recipe generates one rollout of each, so "
-            "every advantage would be 0; use reinforce for one rollout per prompt, or generate at least 2"
-        )

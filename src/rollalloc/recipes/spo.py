@@ -89,7 +89,7 @@ class Tracker(PromptRule):
         if not (0 < self.half_way < inf and 0 < self.least <= self.most < 1 and 0 < self.spread < inf):
             raise ValueError(f"expected half_way and spread above 0 and 0 < least <= most < 1, got {self}")
 
-    traits = PromptTraits(predicts=True, reads_rate=True, reads_kl=True, reads=("metrics_G",))
+    traits = PromptTraits(predicts=True, reads_rate=True, reads_kl=True, reads=("metrics_G",), gives_baseline=True)
 
     def init(self, table: PromptTable) -> Memory:
         hits_N, misses_N = prior_counts(table, 1 / (1 - self.least))

@@ -122,7 +122,7 @@ class Varied(JudgeRule):
         if not (0 < self.kappa <= 1 and 0 < self.kappa_first <= 1):
             raise ValueError(f"kappa and kappa_first must be in (0, 1], got {self.kappa} and {self.kappa_first}")
 
-    traits = JudgeTraits(reads=("metrics_G",), reads_rate=True, waits_for_all=True, after_failure=NOW)
+    traits = JudgeTraits(reads=("metrics_G",), reads_rate=True, least_scored=2, waits_for_all=True, after_failure=NOW)
 
     def __call__(self, group: GroupView, view: View) -> Verdict | None:
         if group.unfinished:
@@ -179,7 +179,7 @@ class Banked(Shuffled):
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum must be in [0, 1), got {self.momentum!r}")
 
-    traits = PromptTraits(reads_rate=True, reads=("metrics_G",))
+    traits = PromptTraits(reads_rate=True, reads=("metrics_G",), gives_baseline=False)
 
     def init(self, table: PromptTable) -> Memory:
         # `bank`: [prompt, priority, draws left] for each prompt in the bank. `new`: number of new prompts since `version`.

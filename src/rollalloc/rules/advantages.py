@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rollalloc.core.group import GroupView, as_floats
-from rollalloc.core.rule import AdvantageRule, BatchRule, Traits, View
+from rollalloc.core.rule import AdvantageRule, AdvantageTraits, BatchRule, View
 
 Kernel = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 Promises = Callable[[NDArray[np.float64], NDArray[np.float64]], dict[str, bool]]
@@ -187,8 +187,6 @@ def _promises_of(kernel: Kernel) -> Promises | None:
 class _OfKernel(AdvantageRule):
     kernel: Kernel
 
-    traits = Traits(reads=("rewards_G",))
-
     def __repr__(self) -> str:
         return f"{type(self).__name__}({getattr(self.kernel, '__name__', self.kernel)})"
 
@@ -218,6 +216,8 @@ class _OfKernel(AdvantageRule):
 class OverGroup(_OfKernel):
     """Apply the kernel to the rewards of the whole group, and take the advantages of the chosen rows."""
 
+    traits = AdvantageTraits(reads=("rewards_G",), compares="group")
+
     def __call__(self, group: GroupView, chosen_M: NDArray[np.int64]) -> NDArray[np.float64]:
         return self.kernel(group.rewards_G)[chosen_M]
 
@@ -236,6 +236,8 @@ class OverGroup(_OfKernel):
 class OverChosen(_OfKernel):
     """Apply the kernel to the rewards of the chosen rows alone."""
 
+    traits = AdvantageTraits(reads=("rewards_G",), compares="chosen")
+
     def __call__(self, group: GroupView, chosen_M: NDArray[np.int64]) -> NDArray[np.float64]:
         return self.kernel(group.rewards_G[chosen_M])
 
@@ -253,7 +255,7 @@ class OverChosen(_OfKernel):
 class Rewards(AdvantageRule):
     """A_i = r_i: REINFORCE without a baseline. The batch rule `BatchMean` may subtract a baseline."""
 
-    traits = Traits(reads=("rewards_G",))
+    traits = AdvantageTraits(reads=("rewards_G",))
 
     def __call__(self, group: GroupView, chosen_M: NDArray[np.int64]) -> NDArray[np.float64]:
         return group.rewards_G[chosen_M]
@@ -268,7 +270,7 @@ class Rewards(AdvantageRule):
 class Successes(AdvantageRule):
     """A_i = max(r_i, 0): learn only from rewarded rollouts (RAFT, arXiv 2304.06767, 2504.11343)."""
 
-    traits = Traits(reads=("rewards_G",))
+    traits = AdvantageTraits(reads=("rewards_G",))
 
     def __call__(self, group: GroupView, chosen_M: NDArray[np.int64]) -> NDArray[np.float64]:
         return np.maximum(group.rewards_G[chosen_M], 0.0)
@@ -292,7 +294,7 @@ class AgainstBaseline(AdvantageRule):
     If the prompt rule expected no reward, b is the mean of the group's rewards. The advantage of a single rollout is then 0.
     """
 
-    traits = Traits(reads=("rewards_G",))
+    traits = AdvantageTraits(reads=("rewards_G",), compares="group", or_baseline=True)
 
     def __call__(self, group: GroupView, chosen_M: NDArray[np.int64]) -> NDArray[np.float64]:
         if group.baseline is None:
@@ -371,8 +373,9 @@ class BatchMean(BatchRule):
             )
 
     @property
-    def traits(self) -> Traits:
-        return Traits(reads=("uncertainties_G",) if self.neg is None else ())
+    def traits(self) -> AdvantageTraits:
+        reads = ("uncertainties_G",) if self.neg is None else ()
+        return AdvantageTraits(reads=reads, compares="batch", or_baseline=True)
 
     def __call__(self, advantages: Batchwise, groups: Sequence[GroupView], chosen: Chosen, view: View) -> Batchwise:
         before_R = np.concatenate(advantages)
@@ -436,7 +439,7 @@ class BatchNormalised(BatchRule):
         if not 0 < self.eps < float("inf"):
             raise ValueError(f"eps must be above 0 and finite, got {self.eps!r}")
 
-    traits = Traits(reads=())
+    traits = AdvantageTraits(reads=(), compares="batch")
 
     def __call__(self, advantages: Batchwise, groups: Sequence[GroupView], chosen: Chosen, view: View) -> Batchwise:
         return _split_as(advantages, grpo(np.concatenate(advantages), eps=self.eps))

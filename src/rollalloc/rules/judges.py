@@ -53,7 +53,7 @@ class NonzeroVariance(JudgeRule):
 
     @property
     def traits(self) -> JudgeTraits:
-        return JudgeTraits(reads=("metrics_G",), waits_for_all=not self.early)
+        return JudgeTraits(reads=("metrics_G",), least_scored=2, waits_for_all=not self.early)
 
     def __call__(self, group: GroupView, view: View) -> Verdict | None:
         if group.unfinished and not self.early:

@@ -10,13 +10,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rollalloc.core.rule import Drawn, Memory, OfferedPromptRule, PromptRule, View
+from rollalloc.core.rule import Drawn, Memory, OfferedPromptRule, PromptRule, PromptTraits, View
 from rollalloc.core.table import PromptTable
 
 
 @dataclass(frozen=True, slots=True)
 class Shuffled(PromptRule):
     """Draw each prompt once an epoch, in random order."""
+
+    traits = PromptTraits(reads=(), gives_baseline=False)
 
     def init(self, table: PromptTable) -> Memory:
         # A cursor at the end makes the first `pick` shuffle the order.
@@ -65,6 +67,8 @@ def _free(block: NDArray[np.int32], free_N: NDArray[np.bool_], picked: list[int]
 class InOrder(PromptRule):
     """Draw each prompt once an epoch, in the order of the data set. Use this rule for your own curriculum."""
 
+    traits = PromptTraits(reads=(), gives_baseline=False)
+
     def init(self, table: PromptTable) -> Memory:
         return {"next": 0}
 
@@ -101,6 +105,8 @@ class InOrder(PromptRule):
 @dataclass(frozen=True, slots=True)
 class AsOffered(OfferedPromptRule):
     """Draw the prompts that a framework's own data loader offers, in the loader's order. Skip prompts that are not free."""
+
+    traits = PromptTraits(reads=(), gives_baseline=False)
 
     def init(self, table: PromptTable) -> Memory:
         return {"queue": [], "ended": False}

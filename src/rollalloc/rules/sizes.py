@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rollalloc.core.group import GroupView
 from rollalloc.core.recipe import at_least
-from rollalloc.core.rule import Memory, SizeRule, View
+from rollalloc.core.rule import Memory, SizeRule, SizeTraits, View
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +18,10 @@ class Fixed(SizeRule):
 
     def __post_init__(self) -> None:
         at_least("n", self.n, 1)
+
+    @property
+    def traits(self) -> SizeTraits:
+        return SizeTraits(most=self.n)
 
     def __call__(self, groups: Sequence[GroupView], view: View, memory: Memory) -> Sequence[int]:
         return [self.n] * len(groups)

@@ -10,12 +10,12 @@ from typing import Any, Literal, get_args
 
 from rollalloc.core.packing import describe
 from rollalloc.core.recipe import Recipe, at_least
+from rollalloc.core.sanity import refuse_unteachable
 from rollalloc.data.encoding import template_arguments
 from rollalloc.generate.sampling import Sampling, Streaming
 from rollalloc.models.dtypes import Precision, SamplingDtype
 from rollalloc.models.lora import Lora
 from rollalloc.named import make_recipe
-from rollalloc.recipes.shapes import refuse_lone_rollouts
 from rollalloc.recipes.streaming import streamed
 from rollalloc.train.objective import Loss
 from rollalloc.train.schedule import Schedule
@@ -213,10 +213,10 @@ class Config:
         """The recipe with the run's budget, adapted to the engine.
 
         Raises:
-            ValueError: there is no such recipe, or it does not have these parameters, or all its advantages would be 0.
+            ValueError: there is no such recipe, or it does not have these parameters, or it can never teach.
         """
         recipe = make_recipe(self.recipe, self.parameters)
-        refuse_lone_rollouts(recipe)
+        refuse_unteachable(recipe)  # now, not when the allocator is made after the data are loaded
         if self.engine == "async":
             recipe = streamed(recipe, staleness=self.staleness, ahead=self.ahead)
         elif self.staleness is not None:

@@ -20,7 +20,7 @@ from rollalloc.data.overlap import warn_of_shared
 from rollalloc.drivers.trl.rewards import RewardFunctions, check_columns, how_to_name_a_metric
 from rollalloc.drivers.trl.sharding import is_sharded
 from rollalloc.named import in_shape, signature_of
-from rollalloc.recipes.shapes import call_of, refuse_lone_rollouts
+from rollalloc.recipes.shapes import call_of
 from rollalloc.rules import rows
 from rollalloc.rules.prompts import InOrder, Shuffled
 from rollalloc.train.objective import Clip
@@ -139,7 +139,6 @@ def _check_counted(args: Any, recipe: Recipe) -> None:
     """
     if recipe.groups < 2:
         raise ValueError("the recipe trains on one row per batch, but TRL needs at least 2; give it more groups")
-    refuse_lone_rollouts(recipe)
     least = next(number for number in range(2, recipe.groups + 1) if recipe.groups % number == 0)
     if args.num_generations != least:
         raise ValueError(

@@ -10,10 +10,11 @@ from typing import Any
 from omegaconf import OmegaConf, open_dict
 
 from rollalloc.core.recipe import at_least
+from rollalloc.core.sanity import unteachable
 from rollalloc.drivers.verl.modes import Overlap, verls_mode
 from rollalloc.drivers.verl.names import refuse_reward_arguments
 from rollalloc.drivers.verl.paths import make_absolute
-from rollalloc.drivers.verl.settings import SECTION, VerlSettings, read_settings
+from rollalloc.drivers.verl.settings import SECTION, WITHOUT_GROUPS, VerlSettings, read_settings
 
 MANAGER = "rollalloc.drivers.verl.workers.Manager"
 _OR_NO_STOPS = "or choose a recipe that does not stop rollouts"
@@ -129,6 +130,9 @@ def _conflicts(config: Any, settings: VerlSettings) -> Iterator[str]:
         )
     if not settings.loader_draws and not config.data.get("shuffle", True):
         yield f"data.shuffle=False, but the recipe draws prompts by {settings.recipe.prompts!r}; leave data.shuffle alone"
+    compared = settings.own_advantages or algorithm.adv_estimator not in WITHOUT_GROUPS
+    if compared and (why := unteachable(settings.recipe)):
+        yield f"{SECTION}.recipe with actor_rollout_ref.rollout.n={rollout.n}: {why}"
     if settings.own_advantages and algorithm.use_kl_in_reward:
         yield (
             "the recipe computes its own advantages, without the KL term of algorithm.use_kl_in_reward; set it to False, "

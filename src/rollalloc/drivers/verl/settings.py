@@ -18,6 +18,7 @@ from rollalloc.rules.advantages import GRPO, settled
 from rollalloc.rules.prompts import AsOffered, Shuffled
 
 SECTION = "trainer.v1.rollalloc"
+WITHOUT_GROUPS = ("gae", "reinforce_plus_plus", "remax")  # estimators of verl that do not compare rollouts of a group
 VERLS_GRPO = GRPO(ddof=1, eps=1e-6)  # the standard deviation of verl's estimator "grpo"
 _VERL_KEYS = {"groups": "data.train_batch_size", "n": "actor_rollout_ref.rollout.n"}
 

@@ -8,6 +8,7 @@ import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,9 @@ from rollalloc.drivers.verl.loader import Prompts, fill_samples, refuse_columns_
 from rollalloc.drivers.verl.minibatches import optimizer_steps, rows_multiple, spread
 from rollalloc.drivers.verl.names import READ_IN_VALIDATION
 from rollalloc.drivers.verl.rounds import Finished, Rounds, Session, SessionOutcome, Submission, TrainingRows
+from rollalloc.drivers.verl.settings import WITHOUT_GROUPS
 from rollalloc.files.atomic import write_text
+from rollalloc.rules.advantages import Rewards
 from rollalloc.runs.metrics import PREFIX
 from rollalloc.runs.teaching import notices
 
@@ -44,7 +47,6 @@ log = logging.getLogger(__name__)
 
 _PARTITION = "train"
 _STATE = "rollalloc.json"  # name of our file in each checkpoint folder
-_WITHOUT_GROUPS = ("gae", "reinforce_plus_plus", "remax")  # estimators of verl that do not compare rollouts of a group
 
 
 class _Buffer(ReplayBuffer):
@@ -142,6 +144,8 @@ class RecipeTrainer(PPOTrainer):
             log.warning(
                 "no features: until a prompt has outcomes, it is predicted to succeed as often as the average prompt"
             )
+        if not self.settings.own_advantages and self.config.algorithm.adv_estimator in WITHOUT_GROUPS:
+            recipe = replace(recipe, advantage=Rewards())  # a rollout teaches, whatever the others of its group are
         allocator = Allocator(recipe, self.prompts.table(features), self.settings.seed)
         loader = self.prompts if self.settings.loader_draws else None
         overlap = overlap_of(self.config)
@@ -195,7 +199,7 @@ class RecipeTrainer(PPOTrainer):
         batch = super()._compute_advantage(batch, metrics)
         assert self._trained is not None
         own = self.settings.own_advantages
-        factors = self._trained.factors(own, self.config.algorithm.adv_estimator not in _WITHOUT_GROUPS)
+        factors = self._trained.factors(own, self.config.algorithm.adv_estimator not in WITHOUT_GROUPS)
         if not own and all(factor == 1 for factor in factors.values()):
             return batch
         field = "response_mask" if own else "advantages"
