@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from rollalloc import Allocator
-from rollalloc.core.events import Actions, Done, Failed, Updated
+from rollalloc.core.events import Actions, Done, Failed
+from updates import update
 
 
 @dataclass
@@ -41,7 +42,7 @@ class Driver:
         self.allocator.tell(self.results(orders, version))
 
     def update(self):
-        self.allocator.tell([Updated(self.allocator.version + 1)])
+        update(self.allocator)
 
     def until_batch(self, limit=1000):
         """Ask and answer until a batch or the end; returns those actions."""

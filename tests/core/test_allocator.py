@@ -25,6 +25,7 @@ from rollalloc.core.rule import (
 from rollalloc.recipes.mopps import Posterior
 from rollalloc.rules import judges, promote, prompts, rows, sizes
 from rollalloc.rules.advantages import OverGroup, Rewards
+from updates import update
 
 NAN, INF = float("nan"), float("inf")
 
@@ -178,7 +179,9 @@ def test_law_2_staleness_counts_the_first_token_of_the_oldest_row(drive):
     driver = drive(recipes.dapo(1, 2, 1, "carry"), prompts=4)
     allocator = driver.allocator
     first, second = ids(driver.ask().generate)
-    allocator.tell([Updated(1), Done(first, 1, 1, 5, 0, last_version=1), Updated(2)])
+    update(allocator)
+    allocator.tell([Done(first, 1, 1, 5, 0, last_version=1)])
+    update(allocator)
     allocator.tell([Done(second, 0, 0, 5, 2)])
     assert driver.ask().batch is None
     assert nonzero(allocator.accounts()) == {"stale": 1, "cancelled": 1, "open": 2}
@@ -306,7 +309,7 @@ def test_a_late_result_that_makes_a_waiting_group_too_old_ends_it_before_more_is
     driver = drive(recipes.racing(2, (3, 6), 2, max_staleness=1), prompts=9)
     allocator = driver.allocator
     first, _ = driver.ask().generate
-    allocator.tell([Updated(1), Updated(2)])
+    update(allocator, None, None)
     one, two, three = first.rollouts
     allocator.tell([Done(one, 1, 1, 5, 2), Done(two, 0, 0, 5, 2), Done(three, 0, 0, 5, 0)])
     assert allocator.accounts()["stale"] == 3
@@ -323,7 +326,7 @@ def test_defect_4_age_max_staleness_trains_and_one_more_does_not(drive, age, tra
     pilots = driver.ask().generate
     driver.answer(pilots)
     commits = driver.ask().generate
-    allocator.tell([Updated(version) for version in range(1, age + 1)])
+    update(allocator, *[None] * age)
     if trained:
         driver.answer(commits)
         batch = driver.ask().batch
@@ -569,8 +572,7 @@ def test_offers_to_a_recipe_that_draws_its_own_prompts_are_refused():
         (Failed(99, "x"), "rollout 99: was never ordered"),
         (Failed(0, "x", -1), "tokens must be a whole number of 0 or more"),
         (Cancelled(-1, 0), "rollout -1: was never ordered"),
-        (Updated(3), r"Updated\(3\): the version must be larger than 3, the version"),
-        (Updated(2), r"Updated\(2\): the version must be larger than 3, the version"),
+        (Updated(4), r"Updated\(4\): no batch is out; tell one Updated for each batch that `ask` returns"),
         (Updated(1.5), "Updated: version must be a whole number of 0 or more, .* got 1.5"),
         (Updated(None), "Updated: version must be a whole number of 0 or more, .* got None"),
         (Done(0, 1, 1, None, 0), "rollout 0: tokens must be a whole number of 0 or more, .* got None"),
@@ -580,12 +582,72 @@ def test_offers_to_a_recipe_that_draws_its_own_prompts_are_refused():
 )
 def test_an_event_that_cannot_be_says_what_was_expected_and_what_came(event, message):
     allocator = Allocator(recipes.grpo(1, 4), 3, 0)
-    allocator.tell([Updated(3)])
+    update(allocator, None, None, None)
     allocator.ask()
     before = allocator.state_dict()
     with pytest.raises(EventError, match=f"event 0, .*{message}"):
         allocator.tell([event])
     assert allocator.state_dict() == before
+
+
+@pytest.mark.parametrize("version", [0, 1, 3, 6])
+def test_versions_count_batches_one_by_one(drive, version):
+    """A trainer that counts its optimizer steps would make every row older than it is."""
+    driver = drive(recipes.grpo(1, 2))
+    for _ in range(2):
+        driver.until_batch()
+        if driver.allocator.version < 1:
+            driver.update()
+    with pytest.raises(EventError, match=rf"Updated\({version}\): the version must be 2, .* not optimizer steps"):
+        driver.allocator.tell([Updated(version)])
+    driver.allocator.tell([Updated(2)])
+    with pytest.raises(EventError, match=r"Updated\(3\): no batch is out"):
+        driver.allocator.tell([Updated(3)])
+
+
+@pytest.mark.parametrize("recipe", [recipes.grpo(2, 2), recipes.dapo(2, 2, 4, "carry")], ids=["fresh", "carry"])
+def test_a_loop_that_forgets_updated_is_told_at_its_second_empty_ask(drive, recipe):
+    driver = drive(recipe)
+    driver.until_batch()
+    for _ in range(10):  # a recipe with staleness has more to do first
+        if (actions := driver.ask()) == Actions():
+            break
+        driver.answer(actions.generate)
+    assert actions == Actions()
+    with pytest.raises(
+        NoProgress, match=r"tell Updated\(1\). To poll while another thread trains, ask with a capacity"
+    ):
+        driver.ask()
+    assert [driver.ask(capacity) for capacity in (0, 7, 7)] == [Actions()] * 3
+    driver.update()
+    assert driver.until_batch().batch
+
+
+def test_a_loop_that_is_told_something_between_two_empty_asks_waits_for_its_update(drive):
+    driver = drive(offered(recipes.grpo(1, 2)), prompts=9)
+    driver.allocator.tell([Offered((0, 1, 2), 0)])
+    driver.until_batch()
+    for prompt in (3, 4, 5):
+        assert driver.ask() == Actions()
+        driver.allocator.tell([Offered((prompt,), 0)])
+    assert driver.ask() == Actions()
+    driver.update()
+    assert driver.ask().generate
+
+
+def test_polling_while_stopped_rollouts_have_not_ended_is_no_error(drive):
+    driver = drive(recipes.darts(1, 2, 0, tail="none"), prompts=2)
+    [order] = driver.ask().generate
+    driver.allocator.tell([Done(rollout, rollout % 2, rollout % 2, 5, 0) for rollout in order.rollouts[:2]])
+    actions = driver.ask()
+    assert actions.batch
+    assert actions.cancel
+    assert [driver.ask() for _ in range(3)] == [Actions()] * 3
+    driver.allocator.tell([Cancelled(rollout, 1) for rollout in actions.cancel])
+    assert driver.ask().release == actions.cancel
+    driver.ask()
+    with pytest.raises(NoProgress, match="tell Updated"):
+        driver.ask()
 
 
 def test_the_events_before_a_bad_one_are_taken():

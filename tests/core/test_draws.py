@@ -14,6 +14,7 @@ from rollalloc.core.events import FARTHEST, Done, Updated
 from rollalloc.core.rule import AdvantageRule, BatchRule, Drawn
 from rollalloc.core.seeds import rng
 from rollalloc.rules import prompts
+from updates import update
 
 KEYS = tuple(f"prompt {index}" for index in range(8))
 RATES = st.floats(0, 1)
@@ -224,16 +225,16 @@ def test_a_rule_over_the_batch_credits_each_row_of_each_group(drive):
 def test_how_far_the_weights_went_is_a_number(approx_kl):
     allocator = Allocator(recipes.raft(1, 1), 2, 0)
     if approx_kl is None:
-        allocator.tell([Updated(1, None)])
+        update(allocator)
     else:
         with pytest.raises(EventError, match=r"Updated\(1\): approx_kl must be a number of 0 or more"):
-            allocator.tell([Updated(1, approx_kl)])
+            update(allocator, approx_kl)
     assert allocator.version == int(approx_kl is None)
 
 
 def test_the_way_of_the_weights_adds_up_and_is_saved():
     allocator = Allocator(recipes.raft(1, 1), 4, 0)
-    allocator.tell([Updated(1, np.float32(0.5)), Updated(2), Updated(3, 0.25)])
+    update(allocator, np.float32(0.5), None, 0.25)
     assert allocator._run.view().kl_sum == copy_of(allocator)._run.view().kl_sum == 0.75
     state = allocator.state_dict()
     for wrong in (-1.0, "far", float("nan"), None):
@@ -245,7 +246,7 @@ def test_the_way_of_the_weights_adds_up_and_is_saved():
 @pytest.mark.parametrize("far", [2 * FARTHEST, 1e38, 1e308, float("inf")])
 def test_weights_that_went_too_far_to_tell_do_not_hide_how_far_they_go_later(far):
     allocator = Allocator(recipes.spo(2, 1), 4, 0)
-    allocator.tell([Updated(1, far), Updated(2, far), Updated(3, 0.25)])
+    update(allocator, far, far, 0.25)
     assert allocator._run.view().kl_sum == 2 * FARTHEST + 0.25
 
 

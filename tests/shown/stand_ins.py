@@ -1,7 +1,6 @@
 """What README and the guides take for granted: files of a newcomer's folder, and names that snippets do not define."""
 
 import shutil
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import isnan
@@ -91,29 +90,13 @@ def format(completions: Any, **_: Any) -> list[float]:
     return [float(len(text.split()) == 1) for text in completions]
 
 
-class Loop:
-    """A loop's own parts: most prompts are solved, one of a hundred is half right until it was trained on twice."""
-
-    def __init__(self) -> None:
-        self.visits: Counter[int] = Counter()
-
-    def train(self, batch: Any) -> None:
-        self.visits.update({row.prompt for row in batch.rows})
-
-    def generate_and_score(self, order: Any) -> list[tuple[float, float, int]]:
-        solved = order.prompt % 100 or self.visits[order.prompt] > 1
-        return [(won, won, 7) for won in (1.0 if solved else float(rollout % 2) for rollout in order.rollouts)]
-
-
 def names() -> dict[str, Callable[[], Any]]:
     """How each name is made that snippets use and do not define."""
     from rollalloc.core.rule import Drawn, PromptRule
     from rollalloc.rules.prompts import some_free
 
-    loop = Loop()
     values = {
         "dataclass": dataclass, "np": np, "isnan": isnan, "Drawn": Drawn, "PromptRule": PromptRule, "some_free": some_free,
-        "train": loop.train, "generate_and_score": loop.generate_and_score,
         "reward_funcs": accuracy, "accuracy": accuracy, "plus_or_minus_one": plus_or_minus_one, "format": format,
         "my_model": SimpleNamespace(encode=lambda texts: np.ones((len(texts), 3))), "tokens": [[3, 4], [5]],
     }  # fmt: skip

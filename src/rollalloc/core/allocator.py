@@ -116,6 +116,7 @@ class Allocator:
         """
         run, on_done = self._run, lifecycle.on_done
         for number, event in enumerate(events):
+            run.waits = False
             try:
                 if isinstance(event, Done):
                     on_done(run, event)
@@ -139,10 +140,13 @@ class Allocator:
         """Return what to do now. Each action is returned only once.
 
         Args:
-            capacity: maximum number of rollouts to order now. Later calls order the remaining rollouts. None: no limit.
+            capacity: maximum number of rollouts to order now. Later calls order the remaining rollouts. None: no limit. A
+                driver that polls while a batch is trained must give a number.
 
         Raises:
-            NoProgress: no rollout is running, and the core can neither order a rollout nor make a batch nor end the run.
+            NoProgress: no rollout is running, and the core can neither order a rollout nor make a batch nor end the run. Or
+                `Updated` is missing: no rollout is running, a batch is out, and `ask` was called again without a capacity
+                and without an event, although it had nothing to do.
             RuleError: a rule of the recipe broke its contract.
         """
         if capacity is not None and capacity < 0:
@@ -172,7 +176,21 @@ class Allocator:
             run.cancel = []
         if run.release:
             release, run.release = tuple(run.release), []
-        return Actions(orders, cancel, release, batch, run.finished)
+        actions = Actions(orders, cancel, release, batch, run.finished)
+        if capacity is None and run.batch is not None and actions == NOTHING:
+            self._await_update()
+        return actions
+
+    def _await_update(self) -> None:
+        """Raise `NoProgress` if a synchronous driver asks a second time where nothing can happen before `Updated`."""
+        run = self._run
+        idle = not (run.flight.owner or run.flight.stopped)
+        if idle and run.waits:
+            raise NoProgress(
+                "the batch that ask returned is not trained, and nothing else can be done before it is: train on its rows, "
+                f"then tell Updated({run.version + 1}). To poll while another thread trains, ask with a capacity"
+            )
+        run.waits = idle
 
     def _resolve(self, halt: Halt | None) -> Batch | None:
         """Make a short batch, draw more prompts for it, end the run, or raise `NoProgress`.

@@ -81,7 +81,7 @@ class Updated:
     """The trainer trained on the outstanding batch, so the weights changed.
 
     Attributes:
-        version: version of the new weights; larger than all earlier versions, at most `LARGEST_WHOLE`.
+        version: version of the new weights, which is the last version plus 1, whatever the number of optimizer steps.
         approx_kl: the divergence KL(before ‖ after) between the policy before this update and the policy after it, in
             nats per token; 0 or more. Values above `FARTHEST` count as `FARTHEST`. None if it was not measured.
     """

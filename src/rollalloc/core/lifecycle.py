@@ -82,9 +82,14 @@ def on_lost(run: Run, event: Failed | Cancelled) -> None:
 def on_updated(run: Run, event: Updated) -> None:
     """Handle an update of the weights: release or keep the rows of the batch, and drop groups that are now too old."""
     version = whole(event.version, "Updated: version")
-    if version <= run.version:
+    if run.batch is None:
         raise EventError(
-            f"Updated({version}): the version must be larger than {run.version}, the version of the weights"
+            f"Updated({version}): no batch is out; tell one Updated for each batch that `ask` returns, after training on it"
+        )
+    if version != run.version + 1:
+        raise EventError(
+            f"Updated({version}): the version must be {run.version + 1}, because versions count the batches that were "
+            "trained on, not optimizer steps; tell Updated(allocator.version + 1)"
         )
     run.kl_sum += _moved(event)
     run.version = version

@@ -44,6 +44,7 @@ class Run:
             difficulty.
         barren: number of candidates dropped since a group last became ready for a batch.
         failing: number of groups in a row that got no score because rollouts failed.
+        waits: True if the last `ask` had no capacity and nothing to do before `Updated`, and no event was told since.
         settled: True if nothing changed since the last decision, so that the decision still holds.
     """
 
@@ -74,7 +75,7 @@ class Run:
         self.accounts: dict[str, int] = dict.fromkeys(CAUSES[:-1], 0)
         self.teaching, self.selection = Teaching(), Selection()
         self.barren = self.failing = 0
-        self.settled = False
+        self.waits = self.settled = False
         self._view: View | None = None
         self.stops_from_S = tuple(
             inf if stage.stop is None else _least_scored(stage.stop, self.view()) for stage in recipe.stages

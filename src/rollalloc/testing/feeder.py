@@ -76,8 +76,6 @@ class AuditedRun:
             if training and (self.rng.random() < 0.2 or not events):
                 events.append(self.update())
                 training, batches = False, batches - 1
-            elif not training and self.rng.random() < trouble / 4:
-                events.append(self.update())  # an update without a batch
             self.tell(events)
 
     def ask(self, capacity: int | None) -> Actions:

@@ -161,13 +161,15 @@ def test_updates_are_told_between_batches_and_in_order(overlaps):
     for _ in range(2):
         with pytest.raises(RuntimeError, match=r"still to be trained: call trained\(version\)"):
             rounds.next_batch()
-    rounds.trained(3)
-    rounds.crew.version = 3
     before = rounds.state_dict()
-    for version in (3, 2, -1):
+    for version in (3, 0, -1):
         with pytest.raises(ValueError, match="version must"):
             rounds.trained(version)
     assert rounds.state_dict() == before
+    rounds.trained(1)
+    rounds.crew.version = 1
+    with pytest.raises(ValueError, match="no batch is out"):
+        rounds.trained(2)
     assert {row.group for row in rounds.next_batch().rows} == {4, 5, 6, 7}
 
 
