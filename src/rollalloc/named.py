@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from functools import reduce
 from importlib import import_module
-from typing import Any, get_type_hints
+from typing import Any
 
 from rollalloc import recipes
 from rollalloc.core.recipe import Recipe
-from rollalloc.recipes.shapes import Call, call_of, sized, sizes_for
+from rollalloc.recipes.shapes import Call, call_of, of_kinds, sized, sizes_for
 from rollalloc.rules.advantages import Deviation
 
 
@@ -128,6 +128,7 @@ def in_shape(
     """
     if isinstance(recipe, str):
         own = all(made in RECIPES.values() for made in _parts(recipe).values())
+        _refuse_other_kinds(recipe, parameters)
         known = [
             key for key, p in signature_of(recipe).items() if own or key in ("groups", "n") or p.default is p.empty
         ]
@@ -137,6 +138,13 @@ def in_shape(
         return recipe
     known = inspect.signature(call.function).parameters
     return call.function(**sizes_for(known, call.given, groups, n, trained=trained), **call.given)
+
+
+def _refuse_other_kinds(name: str, parameters: Mapping[str, Any]) -> None:
+    """Raise a ValueError if a parameter has another kind than its recipe function says."""
+    for made in _parts(name).values():
+        if made in RECIPES.values() and not isinstance(made, Recipe):
+            of_kinds(made, {key: value for key, value in parameters.items() if key in _takes(made)})
 
 
 def signature_of(name: str) -> Mapping[str, inspect.Parameter]:
@@ -216,31 +224,10 @@ def _made(name: str, made: Recipe | Callable[..., Any], parameters: Mapping[str,
     missing = [key for key, p in known.items() if p.default is p.empty and key not in parameters]
     if missing:
         raise ValueError(f"{name} needs {', '.join(missing)}; it takes {', '.join(known)}")
-    kinds = get_type_hints(made) if made in RECIPES.values() else {}  # a user's own function must check its arguments
-    given = {key: _typed(name, key, parameters[key], kinds.get(key)) for key in known if key in parameters}
-    recipe = made(**given)
+    recipe = made(**{key: parameters[key] for key in known if key in parameters})
     if not isinstance(recipe, Recipe):
         raise ValueError(f"{name} must return a Recipe, got {recipe!r}")
     return recipe
-
-
-def _typed(name: str, key: str, value: Any, kind: Any) -> Any:
-    """Convert a parameter's value to the annotated type. Ints and strings are not checked here, but by the recipe.
-
-    Raises:
-        ValueError: the value cannot be converted.
-    """
-    if kind == tuple[int, ...]:
-        if isinstance(value, (list, tuple)) and all(type(each) is int for each in value):
-            return tuple(value)
-        raise ValueError(f"{name}: {key} must be a list of whole numbers, e.g. {key}=[4,8], got {value!r}")
-    if kind is bool and not isinstance(value, bool):
-        raise ValueError(f"{name}: {key} must be true or false, got {value!r}")
-    if kind == float | None and value is None:
-        return value
-    if kind in (float, float | None) and (isinstance(value, bool) or not isinstance(value, (int, float))):
-        raise ValueError(f"{name}: {key} must be a number{'' if kind is float else ', or null'}, got {value!r}")
-    return value
 
 
 def _takes(made: Recipe | Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
@@ -285,6 +272,31 @@ def _find(name: str) -> Recipe | Callable[..., Any]:
     return made
 
 
+# Names in the released code of Pilot-Commit, DAPO, PODS and DARTS, and in the frameworks; each with ours.
+_RELEASED = {
+    "agg_metric": "metric",
+    "buffer_max_off_steps": "max_staleness",
+    "buffer_response_sampling_method": "effective",
+    "buffer_sampling_method": "promote",
+    "diversity_threshold_lower": "p_lower",
+    "diversity_threshold_upper": "p_upper",
+    "exclude_threshold_upper": "p_solve",
+    "gen_batch_size": "gen_groups",
+    "max_num_gen_batches": "max_candidates",
+    "max_off_steps": "max_staleness",
+    "n_explore": "n_pilot",
+    "num_generations": "n",
+    "pods_full_size": "n",
+    "prompt_sampling_strategy": "promote",
+    "redundancy": "max_redundancy",
+    "train_batch_size": "groups",
+}
+
+
 def _near(word: str, known: Iterable[str]) -> str:
-    close = get_close_matches(word, list(known), n=1)
+    known = list(known)
+    released = _RELEASED.get(word.rpartition(".")[2])
+    if released in known:
+        return f" ({released!r} is our name for it)"
+    close = get_close_matches(word, known, n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""

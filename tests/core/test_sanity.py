@@ -1,5 +1,6 @@
 """Recipes that can never teach are refused before their first rollout."""
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from rollalloc import Allocator, recipes
 from rollalloc.core.events import Done, Updated
 from rollalloc.core.rule import AdvantageRule, BatchRule, SizeRule, Traits
-from rollalloc.core.sanity import unteachable
+from rollalloc.core.sanity import doubts, unteachable
 from rollalloc.recipes.reinforce import RunningMean
 from rollalloc.rules import advantages, judges, rows, sizes
 from rollalloc.rules.advantages import AgainstBaseline, BatchMean, BatchNormalised, OverChosen, OverGroup, Rewards
@@ -118,6 +119,39 @@ def test_a_baseline_that_the_prompt_rule_gives_teaches_a_lone_rollout():
     alone = recipes.grpo(1, 1).replace(advantage=Rewards(), over_batch=BatchMean())
     assert unteachable(alone) is not None
     assert unteachable(alone.replace(prompts=RunningMean())) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "doubt"),
+    [
+        ({}, None),
+        ({"n_pilot": 2}, None),
+        ({"n_pilot": 1, "p_lower": 0.0}, None),  # a wrong pilot passes
+        ({"n_pilot": 1}, r"no mean of 1 metrics of 0 and 1 lies in the window \[0.125, 0.75\]"),
+        (
+            {"n_pilot": 2, "p_lower": 0.6, "p_upper": 0.1},
+            r"no mean of 2 metrics of 0 and 1 lies in the window \[0.6, 0.9\]",
+        ),
+        ({"p_upper": 0.75}, r"mean in \[0.125, 0.25\]. If 0.75 should be the end, set p_upper=0.25"),
+    ],
+)
+def test_a_window_that_was_probably_not_meant_is_said(given, doubt):
+    said = ". ".join(doubts(recipes.pilot_commit(4, **({"n_pilot": 4, "n_commit": 4} | given))))
+    assert bool(said) == (doubt is not None)
+    assert re.search(doubt or "", said)
+
+
+def test_a_run_that_no_pilot_passes_says_why(drive):
+    driver = drive(recipes.pilot_commit(4, 1, 3), default=(1.0, 0.0, 1.0))
+    end = driver.until_end()
+    assert end.startswith("barren")
+    assert "no mean of 1 metrics of 0 and 1 lies in the window [0.125, 0.75]" in end
+
+
+def test_fewer_candidates_than_a_batch_has_groups_are_refused():
+    with pytest.raises(ValueError, match=r"max_candidates must be .* at least 4 \(a batch has 4 groups\), got 3"):
+        recipes.dapo(4, 2, max_candidates=3)
+    assert recipes.dapo(4, 2, max_candidates=4).max_candidates == 4
 
 
 def test_stages_add_up():

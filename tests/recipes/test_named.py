@@ -2,8 +2,9 @@
 
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false
 
+import inspect
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, product
 
 import pytest
 
@@ -83,6 +84,52 @@ def test_a_parameter_of_the_wrong_kind_is_said_by_name(name, parameters, message
     takes = parameters_of(name)
     with pytest.raises(ValueError, match=message):
         make_recipe(name, {key: 4 for key in ("groups", "gen_groups") if key in takes} | parameters)
+
+
+JUNK = ["four", "", [], {}, 2.5, True, float("nan")]
+
+
+@pytest.mark.parametrize("name", [name for name in RECIPES if "+" not in name])
+def test_a_parameter_of_any_recipe_that_makes_no_sense_is_a_clear_error_that_names_it(name):
+    """By name, by name in a framework's shape, and called."""
+    makers = (
+        lambda given: make_recipe(name, given),
+        lambda given: in_shape(name, given, 4, 8),
+        lambda given: RECIPES[name](**given),
+        lambda given: make_recipe(f"{name}+reinforce", given),
+    )
+    for key, value in product(inspect.signature(RECIPES[name]).parameters, JUNK):
+        for make in makers:
+            error = refusal(make, {key: value})
+            assert error is not None or value in (2.5, True)
+            assert error is None or key in error or "both recipes change" in error, (key, value, error)
+
+
+def refusal(make, given):
+    try:
+        make(given)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ("diversity_threshold_upper", "p_upper"),
+        ("diversity_threshold_lower", "p_lower"),
+        ("exclude_threshold_upper", "p_solve"),
+        ("buffer_max_off_steps", "max_staleness"),
+        ("buffer_sampling_method", "promote"),
+        ("gen_batch_size", "gen_groups"),
+        ("max_num_gen_batches", "max_candidates"),
+    ],
+)
+def test_a_parameter_by_its_released_name_gets_ours(given, named):
+    with pytest.raises(ValueError, match=rf"no parameter '{given}' \('{named}' is our name for it\)"):
+        make_recipe("pilot_commit", {given: 1})
+    with pytest.raises(ValueError, match=rf"no parameter 'algorithm.{given}' \('{named}' is our name for it\)"):
+        make_recipe("pilot_commit", {f"algorithm.{given}": 1})
 
 
 def made_or_not(name, parameters):

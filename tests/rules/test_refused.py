@@ -124,7 +124,7 @@ WRONG = [
     (replay, "above must be a number, got nan", each("above", NAN)),
     (recipes.cgrpo, "at least two numbers of rollouts, so that", each("sizes_S", (2,))),
     (recipes.cgrpo, "sizes_S must be increasing", each("sizes_S", (4, 4))),
-    (darts, r"least must be .* of at least 4 \(4 rollouts of each group are trained on\), got", each("least", 3, True)),
+    (darts, r"least must be .* of at least 4 \(4 rollouts of each group are trained on\), got", each("least", 3)),
     (darts, "least=7 is above the 6 rollouts that a group has on average", each("least", 7)),
     (darts, "longest_by='size' needs a recipe that trains on longest rollouts", [{"longest_by": "size", "tail": "none"}]),
     (darts, "longest_by='size' needs .* got longest=0", [{"longest_by": "size", "longest": 0}]),

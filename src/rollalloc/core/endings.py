@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rollalloc.core.budget_tracker import Ends, Halt
 from rollalloc.core.run import Run
+from rollalloc.core.sanity import doubts
 from rollalloc.core.statistics import QUARANTINED
 
 # End the run after max(_PATIENCE, number of prompts) candidates in a row gave no group to train on.
@@ -28,7 +29,7 @@ def opening_halt(run: Run) -> Halt | None:
             f"barren: none of the last {run.barren} prompts tried gave a group to train on; prompts by the fate of "
             f"their last visit: {_fates(run)}. Unless rollouts failed or went stale, the prompts are solved or "
             "impossible for this model, or the reward function gives all rollouts of a prompt the same reward: test the "
-            "reward function with a right answer and a wrong answer",
+            f"reward function with a right answer and a wrong answer{''.join(f'. {doubt}' for doubt in doubts(run.recipe))}",
             Ends.RUN,
         )
     return run.budgets.halt() if run.budgets.room() == 0 else None

@@ -81,8 +81,8 @@ def on_lost(run: Run, event: Failed | Cancelled) -> None:
 
 def on_updated(run: Run, event: Updated) -> None:
     """Handle an update of the weights: release or keep the rows of the batch, and drop groups that are now too old."""
-    version = whole(event.version, "Updated: version")
-    if run.batch is None:
+    version, batch = whole(event.version, "Updated: version"), run.batch
+    if batch is None:
         raise EventError(
             f"Updated({version}): no batch is out; tell one Updated for each batch that `ask` returns, after training on it"
         )
@@ -95,10 +95,10 @@ def on_updated(run: Run, event: Updated) -> None:
     run.version = version
     run.selection.begin()
     run.changed()
-    if run.batch is not None and run.recipe.replay is None and not run.kept:  # fast path: no rows are kept for replay
-        run.release.extend(map(_rollout, run.batch.rows))
-    elif run.batch is not None:
-        run.kept.update((row.rollout, row) for row in run.batch.rows)
+    if run.recipe.replay is None and not run.kept:  # fast path: no rows are kept for replay
+        run.release.extend(map(_rollout, batch.rows))
+    else:
+        run.kept.update((row.rollout, row) for row in batch.rows)
     run.batch = None
     forget(run, [row for row in run.kept.values() if not may_replay(run, row)])
     run.pool.on_version(version)

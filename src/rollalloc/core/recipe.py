@@ -130,8 +130,8 @@ class Recipe:
         advantage: the advantages of these rows.
         max_staleness: maximum age of a rollout that is trained on, 0 or more. The age is the batch's `version` minus the
             version of the rollout's first token.
-        max_candidates: maximum number of groups opened for one batch. When the limit is reached, a short batch is made; if
-            no group is ready, the count starts again. None: no limit.
+        max_candidates: maximum number of groups opened for one batch, at least `groups`. When the limit is reached, a short
+            batch is made; if no group is ready, the count starts again. None: no limit.
         budget: limits on rollouts and tokens.
         quarantine_after: a prompt is no longer drawn if this many visits in a row ended without a score because rollouts
             failed; in [1, 255]. None: every prompt is tried again.
@@ -161,7 +161,7 @@ class Recipe:
         at_least("groups", self.groups, 1)
         at_least("max_staleness", self.max_staleness, 0)
         if self.max_candidates is not None:
-            at_least("max_candidates", self.max_candidates, 1)
+            at_least("max_candidates", self.max_candidates, self.groups, f"a batch has {self.groups} groups")
         if self.quarantine_after is not None:
             at_least("quarantine_after", self.quarantine_after, 1)
             if self.quarantine_after > _MOST_FAILURES:

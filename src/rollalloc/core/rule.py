@@ -427,6 +427,14 @@ class JudgeRule(Rule):
     @abstractmethod
     def __call__(self, group: GroupView, view: View) -> Verdict | None: ...
 
+    def doubts(self, rollouts: int | None) -> Sequence[str]:
+        """Return what the user may not have meant, in sentences without a full stop. Drivers log them before the run.
+
+        Args:
+            rollouts: largest number of rollouts of a group after this judge's stage; None if it is not known.
+        """
+        return ()
+
 
 class PromoteRule(Rule):
     """Chooses at most k groups that passed a stage. They go on to the next stage or, after the last stage, to a batch."""

@@ -1,4 +1,4 @@
-"""Find recipes that can never teach, before their first rollout."""
+"""Find recipes that can never teach, and settings that were probably not meant, before the first rollout."""
 
 from __future__ import annotations
 
@@ -12,6 +12,16 @@ def refuse_unteachable(recipe: Recipe) -> None:
     """Raise a ValueError if the recipe can never teach, see `unteachable`."""
     if why := unteachable(recipe):
         raise ValueError(why)
+
+
+def doubts(recipe: Recipe) -> list[str]:
+    """What the user may not have meant, for drivers to log before the run, such as a window that no group can hit."""
+    rollouts_S = _most_rollouts(recipe)
+    return [
+        doubt
+        for stage, rollouts in zip(recipe.stages, rollouts_S, strict=True)
+        for doubt in stage.judge.doubts(rollouts)
+    ]
 
 
 def unteachable(recipe: Recipe) -> str | None:

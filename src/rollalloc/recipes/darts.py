@@ -149,11 +149,11 @@ def darts(
     )
     if latency is not None:
         size = Priced(max_redundancy, latency, longest, by_size, floor, normalise)
-    stop = None if tail == "exact" else SampledTail(longest, by_size, solved, share)
+    stop = SampledTail(longest, by_size, solved, share)
     base = grpo(groups, shortest + longest)
     return replace(
         base,
-        stages=(replace(base.stages[0], size=size, stop=stop),),
+        stages=(replace(base.stages[0], size=size, stop=None if tail == "exact" else stop),),
         rows=chosen,
         advantage=advantages.OverChosen(advantages.kernel_of(deviation)),
     )

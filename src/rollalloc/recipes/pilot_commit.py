@@ -140,13 +140,13 @@ def pilot_commit(
     if promote is not None:
         one_of("promote", promote, tuple(_PROMOTE))
     one_of("pilots", pilots, ("as_needed", "every_round"))
+    one_of("effective", effective, ("max_variance", "first"))
     base = grpo(groups, n_pilot, deviation)
     if n_effective is not None:
         at_least("n_effective", n_effective, 1, "so that a group contains pilots")
         if n_effective > n_pilot:
             raise ValueError(f"n_effective must be at most n_pilot={n_pilot}, got {n_effective}")
         kernel = advantages.kernel_of(deviation)
-        one_of("effective", effective, ("max_variance", "first"))
         base = replace(
             base, rows=SubsampledPilots(n_effective, effective == "first"), advantage=advantages.OverChosen(kernel)
         )
@@ -266,6 +266,21 @@ class Band(JudgeRule):
         if mean < self.p_lower - TINY:
             return Verdict(Act.DROP, "out_of_band/too_hard")
         return Verdict(Act.NEXT)
+
+    def doubts(self, rollouts: int | None) -> list[str]:
+        upper, doubts = 1 - self.p_upper, list[str]()
+        if upper < 0.5:
+            doubts.append(
+                f"p_upper={self.p_upper:g} is the distance of the window's end from 1: prompts pass whose pilots have a "
+                f"mean in [{self.p_lower:g}, {upper:g}]. If {self.p_upper:g} should be the end, set p_upper={upper:g}"
+            )
+        means = [right / rollouts for right in range(rollouts + 1)] if rollouts else []
+        if means and not any(self.p_lower - TINY <= mean <= upper + TINY for mean in means):
+            doubts.append(
+                f"no mean of {rollouts} metrics of 0 and 1 lies in the window [{self.p_lower:g}, {upper:g}], so no prompt "
+                "passes unless metrics are graded: give more pilots (n_pilot) or a wider window (p_lower, p_upper)"
+            )
+        return doubts
 
     def _solved(self, group: GroupView, mean: float) -> bool:
         if mean < self.p_solve - TINY or self.confidence is None:

@@ -6,7 +6,8 @@ import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, ParamSpec
+from numbers import Integral, Real
+from typing import Any, ParamSpec, get_type_hints
 
 from rollalloc.core.recipe import Recipe
 
@@ -29,17 +30,48 @@ class Call:
 
 
 def sized(function: Callable[_P, Recipe]) -> Callable[_P, Recipe]:
-    """Decorate a recipe function so that `call_of` can return the call that made a recipe."""
+    """Decorate a recipe function, so that it checks the kinds of its arguments, and `call_of` can return the call."""
     signature = inspect.signature(function)
 
     @wraps(function)
     def called(*args: _P.args, **kwargs: _P.kwargs) -> Recipe:
-        recipe = function(*args, **kwargs)
-        given = dict(signature.bind(*args, **kwargs).arguments)
+        given = of_kinds(called, signature.bind(*args, **kwargs).arguments)
+        recipe = function(**given)  # pyright: ignore[reportCallIssue]
         object.__setattr__(recipe, _CALL, Call(called, given))
         return recipe
 
     return called
+
+
+def of_kinds(function: Callable[..., Recipe], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a recipe function, of which lists became tuples.
+
+    Words and nested values are not checked here, but by the function, and ranges too.
+
+    Raises:
+        ValueError: an argument has another kind than the function's annotation says. The message names the parameter.
+    """
+    kinds = get_type_hints(function)
+    return {name: _of_kind(f"{function.__name__}: {name}", value, kinds.get(name)) for name, value in given.items()}
+
+
+def _of_kind(name: str, value: Any, kind: Any) -> Any:
+    optional = kind in (int | None, float | None)
+    if value is None and optional:
+        return value
+    if kind == tuple[int, ...]:
+        if isinstance(value, (list, tuple)) and all(type(each) is int for each in value):
+            return tuple(value)
+        example = f"{name.rpartition(' ')[2]}=[4,8]"
+        raise ValueError(f"{name} must be a list of whole numbers, e.g. {example}, got {value!r}")
+    or_null = ", or null" if optional else ""
+    if kind in (int, int | None) and (isinstance(value, bool) or not isinstance(value, Integral)):
+        raise ValueError(f"{name} must be a whole number{or_null}, got {value!r}")
+    if kind in (float, float | None) and (isinstance(value, bool) or not isinstance(value, Real)):
+        raise ValueError(f"{name} must be a number{or_null}, got {value!r}")
+    if kind is bool and not isinstance(value, bool):
+        raise ValueError(f"{name} must be true or false, got {value!r}")
+    return value
 
 
 def call_of(recipe: Recipe) -> Call | None:

@@ -15,6 +15,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from rollalloc.core.allocator import Allocator
 from rollalloc.core.recipe import Recipe
+from rollalloc.core.sanity import doubts
 from rollalloc.data.encoding import template_arguments
 from rollalloc.data.feature_file import holds_features, read_features
 from rollalloc.data.features import Features
@@ -53,6 +54,8 @@ def check(config: Config, loaded: Loaded | None = None) -> Loaded:
     """
     usable_device(config.device)
     recipe = config.make_recipe()
+    for doubt in doubts(recipe):
+        log.warning(doubt)
     if config.lora is not None:
         peft_module()
     _check_features(config, recipe)

@@ -11,6 +11,7 @@ from rollalloc.core.allocator import Allocator
 from rollalloc.core.events import Order
 from rollalloc.core.packing import describe
 from rollalloc.core.recipe import Recipe
+from rollalloc.core.sanity import doubts
 from rollalloc.data.features import Features
 from rollalloc.drivers.tinker.costs import Prices, Usage, bill
 from rollalloc.drivers.tinker.episodes import Episodes, Wave
@@ -175,6 +176,8 @@ def _check_supported(config: Config) -> None:
 
 
 def _warn_of(recipe: Recipe) -> None:
+    for doubt in doubts(recipe):
+        log.warning(doubt)
     if recipe.stopping:
         log.warning(
             "the recipe stops rollouts early, but the Tinker API cannot abort a request: each rollout runs to its end and "

@@ -17,6 +17,7 @@ import numpy as np
 from rollalloc.core.allocator import Allocator
 from rollalloc.core.events import Actions, Batch, Cancelled, Order, Row, Updated
 from rollalloc.core.recipe import Recipe
+from rollalloc.core.sanity import doubts
 from rollalloc.core.table import PromptTable
 from rollalloc.drivers.trl.chats import decode, encode
 from rollalloc.drivers.trl.failures import by_all, uninterrupted
@@ -74,6 +75,8 @@ class Allocation:
     ) -> None:
         recipe = replace(recipe, advantage=settled(recipe.advantage, TRLS_GRPO))
         log.info("advantages: %r", recipe.advantage)
+        for doubt in doubts(recipe):
+            log.warning(doubt)
         self._make_features = features if callable(features) else None
         self.made: Blocks | None = None
         self.movement: Movement | None = None

@@ -4,19 +4,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import Any
 
 from omegaconf import OmegaConf, open_dict
 
 from rollalloc.core.recipe import at_least
-from rollalloc.core.sanity import unteachable
+from rollalloc.core.sanity import doubts, unteachable
 from rollalloc.drivers.verl.modes import Overlap, verls_mode
 from rollalloc.drivers.verl.names import refuse_reward_arguments
 from rollalloc.drivers.verl.paths import make_absolute
 from rollalloc.drivers.verl.settings import SECTION, WITHOUT_GROUPS, VerlSettings, read_settings
 
 MANAGER = "rollalloc.drivers.verl.workers.Manager"
+log = logging.getLogger(__name__)
 _OR_NO_STOPS = "or choose a recipe that does not stop rollouts"
 ENGINES_THAT_STOP = ("vllm", "sglang")  # the engines in which `client` can abort single requests
 
@@ -50,6 +52,8 @@ def configure(config: Any) -> VerlSettings:
     conflicts = [*_conflicts(config, settings), *(_conflicts_of_separate(config) if mode == "separate_async" else ())]
     if conflicts:
         raise ValueError(conflicts[0])
+    for doubt in doubts(settings.recipe):
+        log.warning(doubt)
     with open_dict(config):
         rollout.agent.agent_loop_manager_class = MANAGER
         if settings.recipe.trains_older_rows and settings.rollout_correction:
