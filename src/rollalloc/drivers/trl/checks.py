@@ -17,6 +17,7 @@ from trl import is_conversational
 
 from rollalloc.core.recipe import Recipe
 from rollalloc.data.overlap import warn_of_shared
+from rollalloc.drivers.trl.columns import check_conversations
 from rollalloc.drivers.trl.rewards import RewardFunctions, check_columns, how_to_name_a_metric
 from rollalloc.drivers.trl.sharding import is_sharded
 from rollalloc.named import in_shape, signature_of
@@ -279,7 +280,7 @@ def check_indexed(dataset: Any) -> None:
 def check_data(dataset: Any, tokenizer: Any, turns: Collection[str] = ()) -> None:
     """Raise an error for training data that the driver does not support.
 
-    The form of the prompts is checked in all rows, everything else only in the first row.
+    The form of the prompts is checked in all rows; whether the columns can be used, in the first row.
 
     Args:
         dataset: one prompt per row. The column `prompt` may be missing if environments supply the prompts.
@@ -287,7 +288,7 @@ def check_data(dataset: Any, tokenizer: Any, turns: Collection[str] = ()) -> Non
         turns: which of the arguments "tools" and "environment_factory" were given.
 
     Raises:
-        ValueError: the data set is empty, has images or no prompts, has a column with a reserved name, or its prompts are
+        ValueError: the data set is empty, has images or no prompts, has a column with a reserved name, or a prompt is
             text although conversations are needed.
     """
     if not len(dataset):
@@ -303,13 +304,10 @@ def check_data(dataset: Any, tokenizer: Any, turns: Collection[str] = ()) -> Non
             f"a row of the training data needs a column `prompt`, got {', '.join(first)}; rename the column with the "
             f"prompts, dataset.rename_column({next(iter(first), '...')!r}, 'prompt')"
         )
-    if "environment_factory" not in turns:  # an environment may create the prompt
-        check_prompt_forms(dataset, "train_dataset")
+    if turns:
+        check_conversations(dataset, "train_dataset", turns)
+    check_prompt_forms(dataset, "train_dataset")
     talk = is_conversational({"prompt": first["prompt"]})
-    if turns and not talk:
-        raise ValueError(
-            f"{' and '.join(sorted(turns))} need conversations, but the prompts are text; make each a list of messages"
-        )
     if talk and getattr(tokenizer, "chat_template", None) is None:
         raise ValueError(
             "the prompts are conversations, but the tokenizer has no chat template; set tokenizer.chat_template, or give "

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from rollalloc.drivers.trl.chats import encode
+from rollalloc.drivers.trl.columns import data_sets
 from rollalloc.drivers.trl.keys import rows_of
 
 log = logging.getLogger(__name__)
@@ -35,7 +36,7 @@ def check_prompts(trainer: Any) -> None:
         "vllm_max_model_length": trainer.args.vllm_max_model_length if trainer.use_vllm else None,
     }
     limits = {name: limit for name, limit in limits.items() if limit}
-    for where, dataset in _data(trainer):
+    for where, dataset in data_sets(trainer.train_dataset, trainer.eval_dataset):
         lengths_N: list[int] = []
         for start, prompts in blocks_of(dataset):
             names = [f"row {start + at} of {where}" for at in range(len(prompts))]
@@ -45,16 +46,6 @@ def check_prompts(trainer: Any) -> None:
                 lengths_N.append(len(tokens))
         for name, limit in limits.items():
             _check_lengths(where, lengths_N, name, limit, trainer.max_completion_length or 0)
-
-
-def _data(trainer: Any) -> Iterator[tuple[str, Any]]:
-    """The training data and all held-out data sets that can be indexed, each with its name."""
-    held_out = trainer.eval_dataset
-    named = held_out if isinstance(held_out, Mapping) else {"": held_out}
-    yield "train_dataset", trainer.train_dataset
-    for name, dataset in named.items():
-        if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
-            yield f"eval_dataset{name and f'[{name!r}]'}", dataset
 
 
 def blocks_of(dataset: Any) -> Iterator[tuple[int, list[Any]]]:

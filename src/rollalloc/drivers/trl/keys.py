@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rollalloc.core.table import PromptTable
@@ -21,6 +21,12 @@ def rows_of(dataset: Any, wanted: Iterable[int]) -> list[Any]:
     """The rows with these numbers. One call for many rows is much faster than one call per row."""
     numbers, several = list(wanted), getattr(dataset, "__getitems__", None)
     return several(numbers) if several else [dataset[number] for number in numbers]
+
+
+def values_of(dataset: Any, column: str) -> Sequence[Any]:
+    """The values of a column in all rows; None in a row without this column."""
+    named = column in (getattr(dataset, "column_names", None) or ())
+    return dataset[column] if named else [dataset[row].get(column) for row in range(len(dataset))]
 
 
 def keyed(dataset: Any, column: str | None) -> PromptTable:
@@ -75,10 +81,11 @@ def check_key(dataset: Any, column: str | None) -> None:
 
 def _texts(dataset: Any, column: str) -> list[Any]:
     """The values of a column as text. Values other than text become JSON; None stays None."""
-    named = column in (getattr(dataset, "column_names", None) or ())
-    values = dataset[column] if named else [dataset[row][column] for row in range(len(dataset))]
     encode = json.JSONEncoder(sort_keys=True, default=str).encode
-    return [value if value is None or isinstance(value, str) else encode(_without_null(value)) for value in values]
+    return [
+        value if value is None or isinstance(value, str) else encode(_without_null(value))
+        for value in values_of(dataset, column)
+    ]
 
 
 def _without_null(value: Any) -> Any:

@@ -284,6 +284,12 @@ def _without_any_score(
     return None
 
 
+def passed(columns: Iterable[str], *, environments: bool) -> set[str]:
+    """Names of the arguments that a reward function gets: these columns of the data set, and those that TRL adds."""
+    added = (name for name in RESERVED if environments or name != "environments")
+    return {*(column for column in columns if column not in _NOT_COLUMNS), *added}
+
+
 def check_columns(columns: Iterable[str], where: str) -> None:
     """Raise an error if a column has the name of an argument that TRL passes to every reward function.
 

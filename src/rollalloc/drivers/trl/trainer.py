@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import isnan, nan
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from rollalloc.core.events import Batch
 from rollalloc.core.recipe import Recipe, refuse_other
-from rollalloc.drivers.trl import checks
+from rollalloc.drivers.trl import checks, columns
 from rollalloc.drivers.trl.allocation import Allocation
 from rollalloc.drivers.trl.averaging import AveragedWeights
 from rollalloc.drivers.trl.callback import AllocationCallback
@@ -122,6 +122,7 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         weights = self.reward_weights.tolist()
         rewards = RewardFunctions(functions, self.reward_func_names, weights, tokenizers, metric, template)
         checks.check_metric(recipe, rewards)
+        self._check_columns(rewards, given.get("environment_factory"))
         self.averaged = AveragedWeights(self, averaging)
         known = features_for(self, recipe, features, key)
         self.allocation = Allocation(recipe, self.train_dataset, rewards, self.args.seed, key, known)
@@ -146,6 +147,16 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         self.add_callback(self._finite)
         self.add_callback(self.averaged)
         self.add_callback(self._allocation_callback)
+
+    def _check_columns(self, rewards: RewardFunctions, factory: Any) -> None:
+        """Raise an error for data that an environment or a reward function cannot use, in training or in evaluations."""
+        held_out = None if self.args.eval_strategy == "no" else self.eval_dataset
+        for where, dataset in columns.data_sets(self.train_dataset, held_out):
+            if not len(dataset):
+                continue
+            if isinstance(factory, Mapping):
+                columns.check_environments(dataset, where, factory)
+            columns.check_read_by_rewards(rewards, dataset, where, environments=factory is not None)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *more: Any, **other: Any) -> Any:
         """Train as TRL does. A resumed run also restores the recipe's state and the rollouts that the core still needs."""
