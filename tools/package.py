@@ -35,6 +35,7 @@ NEEDED = (
     "rollalloc/py.typed",
     "rollalloc/lab/bench/tuned/skills-late.json",
     "rollalloc/lab/report/templates/report.html.j2",
+    "rollalloc/lab/report/templates/page.js",
 )
 # Imports what needs no extra, every module of it.
 CORE = """
@@ -50,7 +51,7 @@ FILES = """
 from jinja2 import PackageLoader
 from rollalloc.lab.bench.presets import tuned_of
 assert tuned_of("skills/late") and tuned_of("walks/mixed")
-assert "report.html.j2" in PackageLoader("rollalloc.lab.report").list_templates()
+assert {"report.html.j2", "page.js"} <= set(PackageLoader("rollalloc.lab.report").list_templates())
 """
 # Each extra → what must work where it is installed; a test holds the names against pyproject.toml.
 TRIES = {

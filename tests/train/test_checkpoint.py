@@ -301,7 +301,8 @@ def test_a_log_that_was_cut_is_named_and_an_earlier_checkpoint_may_be_gone_on_fr
     assert again.resume() == 4
     again.run()
     assert untimed(cut) == untimed(tmp_path / "whole")
-    assert log.read_bytes() == (tmp_path / "whole/rollouts.jsonl").read_bytes()
+    for name in ("rollouts.jsonl", "decisions.jsonl"):
+        assert (cut / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
 # Full disks

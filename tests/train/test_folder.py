@@ -39,6 +39,7 @@ def finished(trainer_of, tmp_path):
     [
         "metrics.jsonl",
         "rollouts.jsonl",
+        "decisions.jsonl",
         "rewards.json",
         "run.json",
         "allocator.json",

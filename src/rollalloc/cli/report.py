@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from errno import ENOENT
 from math import isnan, nan
 from pathlib import Path
@@ -21,18 +23,28 @@ if TYPE_CHECKING:
     from rollalloc.runs.cost import Cost
 
 _EXIT_ON_DAMAGE = 1
+_EVERY_S, _TIMES_LONGER = 5, 10  # seconds between two pages, and how much longer that is than making one
 
 
 def report(
-    folder: Annotated[
-        Path, typer.Argument(help="Folder of one or more runs or comparisons, finished or not.", parser=folder_path)
+    folders: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Folders of runs or comparisons, finished or not, of rollalloc, TRL or verl.", parser=folder_path
+        ),
     ],
     out: Annotated[
-        Path | None, typer.Option(help="File of the page (default: FOLDER/report.html).", parser=file_path)
+        Path | None, typer.Option(help="File of the page (default: report.html in the first folder).", parser=file_path)
     ] = None,
+    follow: Annotated[
+        bool,
+        typer.Option(
+            "--follow", help="Write the page again while runs go on; an open page reloads itself. End: Ctrl-C."
+        ),
+    ] = False,
     verl: Annotated[
         str | None,
-        typer.Option(help="For a FOLDER with logs of verl's `file` logger: their validation keys, comma-separated."),
+        typer.Option(help="For a folder with logs of verl's `file` logger: their validation keys, comma-separated."),
     ] = None,
     target: Annotated[float | None, typer.Option(help="With --verl: target accuracy, in (0, 1].")] = None,
     peak: Annotated[
@@ -42,29 +54,60 @@ def report(
         ),
     ] = None,
 ) -> None:
-    """Write one self-contained HTML page, and its figures as PNG.
+    """Write one HTML page that needs nothing else, and its figures as PNG and CSV.
 
-    Only pages and figures of earlier reports are overwritten. If part of a run cannot be read, the page says so and the
-    exit code is 1. With --verl: print the rollouts, tokens and seconds of each verl run until a target accuracy.
+    Several folders are shown on one page. Only pages and figures of earlier reports are overwritten. If part of a run cannot
+    be read, the page says so and the exit code is 1. With --verl: print the rollouts, tokens and seconds of each verl run
+    until a target accuracy.
     """
     if verl is not None or target is not None or peak is not None:
-        _costs_of_verl(folder, verl, target, peak)
+        if len(folders) > 1 or follow:
+            raise ValueError("--verl prints a table of one folder; give one folder, without --follow")
+        _costs_of_verl(folders[0], verl, target, peak)
         return
-    from rollalloc.lab.report.page import sections, write_sections
-    from rollalloc.runs.discovery import comparisons  # imported here, because importing matplotlib takes a second
-
-    if not folder.exists():
-        raise FileNotFoundError(ENOENT, "there is no such folder; check the name", str(folder))
+    for folder in folders:
+        if not folder.exists():
+            raise FileNotFoundError(ENOENT, "there is no such folder; check the name", str(folder))
+    page = out or folders[0] / "report.html"
     console = Console(stderr=True)
-    with console.status("drawing"):
-        made = sections(comparisons(folder), folder)
-        page = write_sections(made, out or folder / "report.html")
-    problems = [problem for section in made for problem in section.problems]
+    problems = _follow(console, folders, page) if follow else _write(console, folders, page)
     for problem in problems:
         say(console, problem, "yellow")
     say(console, f"the report is {page}")
     if problems:
         raise typer.Exit(_EXIT_ON_DAMAGE)
+
+
+def _write(console: Console, folders: Sequence[Path], page: Path) -> list[str]:
+    """Write the page and its figures once. Return what could not be read."""
+    from rollalloc.lab.report.page import Page, sections, write_sections
+    from rollalloc.runs.discovery import comparisons  # imported here, because importing matplotlib takes a second
+
+    with console.status("drawing"):
+        made = sections(comparisons(*folders), folders[0])
+        write_sections(made, page, Page(folders))
+    return [problem for section in made for problem in section.problems]
+
+
+def _follow(console: Console, folders: Sequence[Path], page: Path) -> list[str]:
+    """Write the page again and again until every run has ended, or until Ctrl-C, and then once with its figures."""
+    from rollalloc.lab.report.page import Page, sections, write_sections
+    from rollalloc.runs.discovery import comparisons
+
+    wait_s = _EVERY_S
+    with suppress(KeyboardInterrupt):
+        while True:
+            began = time.monotonic()
+            made = sections(comparisons(*folders), folders[0])
+            if all(run.why is not None for section in made for run in section.runs):
+                break
+            write_sections(made, page, Page(folders, follow_s=wait_s), figures_too=False)
+            if wait_s == _EVERY_S:
+                say(console, f"open {page}; it reloads itself. Ctrl-C ends this")
+            # A long log takes long to read: at most a tenth of the time is spent on it.
+            wait_s = max(_EVERY_S + 1, round(_TIMES_LONGER * (time.monotonic() - began)))
+            time.sleep(wait_s)
+    return _write(console, folders, page)
 
 
 def _costs_of_verl(folder: Path, verl: str | None, target: float | None, peak: float | None) -> None:

@@ -8,7 +8,7 @@ prompts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import Any
 
@@ -272,6 +272,13 @@ class Allocator:
         """A warning to log after a batch if few prompts are left to draw, or None."""
         return endings.few_prompts(self._run) if self._run.pool.should_warn else None
 
+    def watch(self, on_close: Callable[[int, str], None]) -> None:
+        """Call a function with the id and the fate of each group that ends, such as "trained" or "out_of_band/solved".
+
+        The function may only record what it is told. It is not part of the state.
+        """
+        self._run.on_close = on_close
+
     def accounts(self) -> dict[str, int]:
         """Number of rollouts by the cause of their end. "open" counts all other rollouts that were ordered."""
         accounts = self._run.accounts
@@ -314,6 +321,7 @@ class Allocator:
         run = saving.load(state, self.recipe, self.table, self.seed, accept_recipe, remap)
         same_recipe = not any(saving.differences(state["recipe"], self.recipe.description))
         lifecycle.go_on(run, same_recipe=same_recipe, same_prompts=remap is None)
+        run.on_close = self._run.on_close
         self._run = run
 
 

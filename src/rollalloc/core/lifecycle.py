@@ -297,6 +297,8 @@ def close(run: Run, group: Group, phase: Phase, fate: str, until: Until) -> None
     """Record that the group is over, and when its prompt may be drawn again."""
     run.flight.move(group, phase)
     run.changed()
+    if run.on_close is not None:
+        run.on_close(group.id, fate)
     if group.prompt == GONE:
         return
     run.selection.end(group)

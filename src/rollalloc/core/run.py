@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from math import inf
 from operator import attrgetter
 from typing import Any, cast
@@ -46,6 +46,7 @@ class Run:
         failing: number of groups in a row that got no score because rollouts failed.
         waits: True if the last `ask` had no capacity and nothing to do before `Updated`, and no event was told since.
         settled: True if nothing changed since the last decision, so that the decision still holds.
+        on_close: called with the id and the fate of each group that ends; not part of the state.
     """
 
     def __init__(self, recipe: Recipe, table: PromptTable, seed: int) -> None:
@@ -76,6 +77,7 @@ class Run:
         self.teaching, self.selection = Teaching(), Selection()
         self.barren = self.failing = 0
         self.waits = self.settled = False
+        self.on_close: Callable[[int, str], None] | None = None
         self._view: View | None = None
         self.stops_from_S = tuple(
             inf if stage.stop is None else _least_scored(stage.stop, self.view()) for stage in recipe.stages

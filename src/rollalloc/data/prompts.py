@@ -92,6 +92,13 @@ class PromptSet:
             name=f"{self.keys[prompt]}#{rollout}",
         )
 
+    def text(self, prompt: int) -> str:
+        """The text of the prompt at this index. Of messages, each has its role before it."""
+        asked = self.prompts[prompt]
+        if isinstance(asked, str):
+            return asked
+        return "\n".join(f"{message['role']}: {message['content']}" for message in asked)
+
     def without(self, rows: Collection[int], reason: str) -> PromptSet:
         """The set without the prompts at these indices. Their number is added to `dropped[reason]`."""
         kept = [row for row in range(len(self)) if row not in rows]

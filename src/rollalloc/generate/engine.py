@@ -191,8 +191,9 @@ class LocalEngine(RolloutEngine):
                 uncertainty=uncertainty_of(generation.logprobs),
             )
             if self._log.wanted:
-                key, text = self.prompts.prompt_set.keys[order.prompt], self.policy.text(generation.tokens)
-                self._log.add(result, order, key, text, versions)
+                prompts, text = self.prompts.prompt_set, self.policy.text(generation.tokens)
+                asked = prompts.text(order.prompt)
+                self._log.add(result, order, prompts.keys[order.prompt], text, versions, prompt=asked)
             if result.is_scored:
                 self.generations[generation.rollout] = generation
             results.append(result)

@@ -220,9 +220,12 @@ class RolloutLog:
         text: str,
         versions: Sequence[tuple[int, int]] = (),
         *,
+        prompt: str | None = None,
         tokens_known: bool = True,
     ) -> None:
         """Add a rollout of the prompt with this key. Call `flush` to write it.
+
+        `prompt` is the prompt's text, if it is known; the first rollout of each order is logged with it.
 
         `versions` has the (version, tokens) spans of a rollout during which the weights changed. If `tokens_known` is False,
         the number of tokens is logged as null.
@@ -244,6 +247,8 @@ class RolloutLog:
             "unscored": reason,
             "text": text,
         }
+        if prompt is not None and result.rollout == order.rollouts[0]:
+            line["prompt_text"] = prompt
         self._lines.append(json.dumps(line) + "\n")
 
     def flush(self) -> None:

@@ -55,24 +55,31 @@ def _folders_in(place: Path, *, may_fail: bool) -> list[Path]:
         raise
 
 
-def comparisons(folder: Path) -> dict[Path, list[RecordedRun]]:
-    """The runs in a folder, grouped by their parent folders. The runs of a group are compared with one another.
+def comparisons(*folders: Path) -> dict[Path, list[RecordedRun]]:
+    """The runs in some folders, grouped by their parent folders. The runs of a group are compared with one another.
+
+    Several folders that are each a run form one group, because somebody asked to see them together.
 
     Args:
-        folder: folder of a run, of a comparison, or of several comparisons.
+        folders: folders of a run, of a comparison, or of several comparisons. A run in two of them counts once.
 
     Raises:
-        FileNotFoundError: there is no run in the folder.
-        OSError: the folder cannot be read.
+        FileNotFoundError: there is no run in one of the folders.
+        OSError: a folder cannot be read.
     """
     groups: dict[Path, list[RecordedRun]] = {}
-    for place in run_folders(folder):
-        groups.setdefault(folder if place == folder else place.parent, []).append(read_run(place))
-    if not groups:
-        raise FileNotFoundError(
-            f"expected the folder of one or several runs, got {folder}: it has no run.json (of `rollalloc train` or "
-            "`rollalloc compare`), no checkpoint-*/trainer_state.json (of TRL) and no log of verl's file logger"
-        )
+    seen: set[Path] = set()
+    for folder in folders:
+        places = run_folders(folder)
+        if not places:
+            raise FileNotFoundError(
+                f"expected the folder of one or several runs, got {folder}: it has no run.json (of `rollalloc train` or "
+                "`rollalloc compare`), no checkpoint-*/trainer_state.json (of TRL) and no log of verl's file logger"
+            )
+        for place in places:
+            if (real := place.resolve()) not in seen:
+                seen.add(real)
+                groups.setdefault(folders[0] if place == folder else place.parent, []).append(read_run(place))
     return groups
 
 

@@ -12,7 +12,7 @@ from rollalloc.runs.cost import Cost, Curve, cost_to_target, curve_of, whole_cur
 from rollalloc.runs.teaching import in_words
 
 Line = dict[str, Any]
-_OF_ONE_RUN = ("seed", "digests")  # fields of `run.json` that differ between the seeds of a method
+_OF_ONE_RUN = ("seed", "digests", "starts")  # fields of `run.json` that differ between the seeds of a method
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,12 @@ class RecordedRun:
     def seed(self) -> int | None:
         """The run's seed; None if unknown."""
         return self.description.get("seed")
+
+    @property
+    def starts(self) -> list[Mapping[str, Any]]:
+        """When and by what the run was started, and each time that it was resumed (see `rollalloc.files.origin`)."""
+        starts = self.description.get("starts")
+        return [start for start in starts if isinstance(start, dict)] if isinstance(starts, list) else []
 
     @property
     def target(self) -> float | None:

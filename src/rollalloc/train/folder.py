@@ -14,14 +14,24 @@ from rollalloc.data.feature_file import save_features
 from rollalloc.data.features import Features
 from rollalloc.files.atomic import naming, remove_partials
 from rollalloc.files.claims import HIDDEN, Claims, Lock, refuse, refuse_read_only
-from rollalloc.files.names import ALLOCATOR, CHECKPOINTS, DESCRIPTION, FEATURES, METRICS, MODEL, REWARDS, ROLLOUTS
+from rollalloc.files.names import (
+    ALLOCATOR,
+    CHECKPOINTS,
+    DECISIONS,
+    DESCRIPTION,
+    FEATURES,
+    METRICS,
+    MODEL,
+    REWARDS,
+    ROLLOUTS,
+)
 from rollalloc.runs.reader import newest_line
 from rollalloc.train import checkpoint
 
 _PARTIAL = ".unfinished-model"
 # Everything that a run writes, except the files of trackers. The metrics, which mark a run's folder, are written first.
-_NAMES = (METRICS, DESCRIPTION, ROLLOUTS, REWARDS, ALLOCATOR, FEATURES, MODEL, _PARTIAL, CHECKPOINTS)
-_PRODUCTS = (MODEL, ALLOCATOR, ROLLOUTS)
+_NAMES = (METRICS, DESCRIPTION, ROLLOUTS, DECISIONS, REWARDS, ALLOCATOR, FEATURES, MODEL, _PARTIAL, CHECKPOINTS)
+_PRODUCTS = (MODEL, ALLOCATOR, ROLLOUTS, DECISIONS)
 _NEW_FOLDER = "give a new or empty folder (--out)"
 _REMEDY = "give another folder (--out), or move it away"
 

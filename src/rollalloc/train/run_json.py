@@ -19,12 +19,24 @@ from rollalloc.core.packing import differences
 from rollalloc.files.atomic import write_text
 from rollalloc.files.names import DESCRIPTION
 from rollalloc.files.opening import read_text
+from rollalloc.files.origin import origin
 from rollalloc.train.config import SCHEMA, WHERE_IT_RUNS, Config
 
 
 def write_config(config: Config, folder: Path) -> None:
-    """Write `run.json`."""
-    write_text(folder / DESCRIPTION, json.dumps(config.description() | {"digests": digests_of(config)}, indent=2))
+    """Write `run.json`. `starts` says when and by what the run was started, and each time that it was resumed."""
+    starts = [*_starts_in(folder), origin()]
+    described = config.description() | {"digests": digests_of(config), "starts": starts}
+    write_text(folder / DESCRIPTION, json.dumps(described, indent=2))
+
+
+def _starts_in(folder: Path) -> list[Any]:
+    """The starts in a folder's `run.json`; empty if there are none."""
+    try:
+        starts = json.loads(read_text(folder / DESCRIPTION)).get("starts")
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return []
+    return starts if isinstance(starts, list) else []
 
 
 def read_config(folder: Path) -> Config:
@@ -93,6 +105,7 @@ def _saved_in(folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
     try:
         saved = json.loads(read_text(path))
         schema, digests = saved.get("schema"), saved.pop("digests", {})
+        saved.pop("starts", None)
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
         raise ValueError(
             f"{path} does not describe a run ({error}); it is damaged, or another program wrote it"

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rollalloc.core.recipe import Budget
 from rollalloc.files.atomic import sync
-from rollalloc.files.names import CHECKPOINTS, METRICS, ROLLOUTS
+from rollalloc.files.names import CHECKPOINTS, DECISIONS, METRICS, ROLLOUTS
 from rollalloc.models.finite import Diverged, check_tensors, first_not_finite
 from rollalloc.train import checkpoint
 from rollalloc.train.checkpoint import PAYLOADS, Checkpoint
@@ -24,7 +24,7 @@ from rollalloc.train.state import ChangedData, RunState
 
 log = logging.getLogger(__name__)
 
-_GROWING = (METRICS, ROLLOUTS)
+_GROWING = (METRICS, ROLLOUTS, DECISIONS)
 
 
 class Checkpoints:

@@ -25,7 +25,8 @@ from rollalloc.core.recipe import Recipe
 from rollalloc.data.features import Features
 from rollalloc.data.prompts import EncodedPrompts
 from rollalloc.files.atomic import append_text, write_text
-from rollalloc.files.names import ALLOCATOR, DESCRIPTION, METRICS, REWARDS, ROLLOUTS
+from rollalloc.files.names import ALLOCATOR, DECISIONS, DESCRIPTION, METRICS, REWARDS, ROLLOUTS
+from rollalloc.files.origin import origin
 from rollalloc.files.text import error_text
 from rollalloc.generate.engine import LocalEngine
 from rollalloc.generate.outcomes import RolloutResult, mostly_unscored, no_scores, tell
@@ -42,6 +43,7 @@ from rollalloc.runs.metrics import of_batch, totals
 from rollalloc.runs.teaching import notice
 from rollalloc.train import checkpoint
 from rollalloc.train.config import Config
+from rollalloc.train.decisions import DecisionLog
 from rollalloc.train.evaluation import Evaluation, HeldOut, Interrupted, evaluate, wait_unless_stopped
 from rollalloc.train.folder import RunFolder, Saves
 from rollalloc.train.grid import Grid
@@ -163,6 +165,8 @@ class Loop(ABC):
         self.folder = None if place is None else place.path
         self.grid = Grid(heldout, config, state.counters)
         self.checkpoints = Checkpoints(place, state, config)
+        decided = None if place is None or not config.log_rollouts else place.path / DECISIONS
+        self._decisions = DecisionLog(decided, state.allocator)
         self.stop = StopRequest()
         self._report_of_scoring, self._notices = report, Notices(config, report)
         self.counters.made = self._spent()
@@ -208,7 +212,8 @@ class Loop(ABC):
                 if self.checkpoints.newest is None:
                     self.place.begin(overwrite=overwrite)
                     if (description := self.description()) is not None:
-                        write_text(self.place.path / DESCRIPTION, json.dumps(description, indent=2))
+                        described = description | {"starts": [origin()]}
+                        write_text(self.place.path / DESCRIPTION, json.dumps(described, indent=2))
                     if self.features is not None:
                         self.place.save_features(self.keys, self.features)
                 self.checkpoints.start_clock()
@@ -322,6 +327,7 @@ class Loop(ABC):
         except Diverged as error:
             raise in_batch(error, batch, self.keys.__getitem__, self.checkpoints.where()) from None
         counters.batches += 1
+        self._decisions.write(counters.batches, batch)
         groups = len({row.group for row in batch.rows if not row.replays})
         has_signal = any(row.advantage for row in batch.rows)
         counters.barren_groups = 0 if has_signal else counters.barren_groups + groups
@@ -472,6 +478,7 @@ class Loop(ABC):
 
     def _save(self) -> None:
         """Write a checkpoint, unless this batch's checkpoint exists already or the run writes nothing."""
+        self._decisions.write()
         if self.checkpoints.save():
             self._report()
 

@@ -23,6 +23,12 @@ def run_into() -> RunWriter:
     return write_run_to
 
 
+@pytest.fixture(scope="session")
+def rollouts_into() -> RunWriter:
+    """(folder of a run, groups, texts) → that folder, with a log of rollouts in it; see `write_rollouts`."""
+    return write_rollouts
+
+
 @pytest.fixture
 def write_run(tmp_path: Path) -> RunWriter:
     """(label, seed, ...) → `tmp_path/compare/label-seed`, with a run in it."""
@@ -81,6 +87,44 @@ def write_run_to(
     if why is not None:
         lines.append({"kind": "end", "why": why, **_spent(batches * 100, unscored or {}), "prompts": _states(1.0)})
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+def write_rollouts(folder: Path, groups: int, texts: tuple[str, ...] = ("It is 3.",), n: int = 4) -> Path:
+    """Write `rollouts.jsonl` and `decisions.jsonl` of groups of n rollouts, in batches of 4 groups.
+
+    Of each batch, two groups are trained on, the third is all alike, and the last rollout of the fourth is stopped.
+    """
+    lines, decisions = [], []
+    for group in range(groups):
+        prompt = group % PROMPTS
+        for place in range(n):
+            is_stopped = group % 4 == 3 and place == n - 1
+            score = None if is_stopped else float(place % 2 == 0 or group % 4 == 2)
+            line = {
+                "rollout": group * n + place,
+                "prompt": prompt,
+                "key": f"mine/{prompt}",
+                "group": group,
+                "stage": 0,
+                "version": group // 4,
+                "reward": score,
+                "metric": score,
+                "tokens": 10 + place,
+                "truncated": False,
+                "unscored": "stopped" if is_stopped else None,
+                "text": texts[(group * n + place) % len(texts)],
+            }
+            lines.append(
+                line | ({"prompt_text": f"What is {prompt}? {texts[group % len(texts)]}"} if not place else {})
+            )
+        if group % 4 == 3:
+            first, second, alike, cut = range(group - 3, group + 1)
+            rows = [[each * n + place, each, 0.5 - place % 2] for each in (first, second) for place in range(n)]
+            fates = {"trained": [first, second], "zero_variance": [alike], "out_of_band/too_hard": [cut]}
+            decisions.append({"batch": group // 4 + 1, "rows": rows, "groups": fates})
+    for name, written in (("rollouts.jsonl", lines), ("decisions.jsonl", decisions)):
+        (folder / name).write_text("".join(json.dumps(line) + "\n" for line in written))
     return folder
 
 

@@ -106,7 +106,8 @@ def test_a_report_overwrites_the_one_before(write_run):
     before = contents(folder)
     page.write_text(page.read_text() + "<!-- old -->")
     write_page(folder)
-    assert contents(folder) == before
+    assert "<!-- old -->" not in page.read_text()
+    assert contents(folder).keys() == before.keys()
 
 
 @pytest.mark.parametrize("name", ["report.html", "where.png"])
@@ -118,7 +119,7 @@ def test_what_no_report_wrote_stays_and_is_named(write_run, name, content):
     with pytest.raises(FileExistsError, match=rf"{name}, which was not written by rollalloc.* move it away.*--out"):
         write_page(folder)
     assert contents(folder) == before
-    write_page(folder, folder / "other" / "page.html")
+    write_page(folder, out=folder / "other" / "page.html")
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("run.json")])

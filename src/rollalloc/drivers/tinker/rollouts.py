@@ -10,7 +10,7 @@ from pathlib import Path
 from threading import Thread
 
 from rollalloc.core.events import Order
-from rollalloc.drivers.tinker.episodes import EndedRollout, Episodes, Wave
+from rollalloc.drivers.tinker.episodes import EndedRollout, Episodes, Rewarded, Wave
 from rollalloc.drivers.tinker.service import Service, ServiceFailed
 from rollalloc.drivers.tinker.trajectories import Trajectory, pack, unpack
 from rollalloc.generate.engine import RolloutEngine
@@ -228,7 +228,10 @@ class RemoteEngine(RolloutEngine):
             )
             results.append(result)
             if self._log.wanted:
-                self._log.add(result, order, self.episodes.keys[order.prompt], text)
+                asked = (
+                    self.episodes.prompts.prompt_set.text(order.prompt) if isinstance(self.episodes, Rewarded) else None
+                )
+                self._log.add(result, order, self.episodes.keys[order.prompt], text, prompt=asked)
             self._stopped.discard(rollout)
             if result.is_scored:
                 self.generations[rollout] = trajectory

@@ -1,155 +1,215 @@
-"""Figures of a run or a comparison. A PNG has a light background; an SVG uses the page's colours."""
+"""The figures of a run or a comparison, as data: what is drawn, from the metrics of the runs."""
 
 from __future__ import annotations
 
-import io
-import re
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
-from xml.etree import ElementTree
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
-import matplotlib as mpl
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.patches import Patch
-from matplotlib.ticker import MaxNLocator
 
-import rollalloc
-from rollalloc.files.atomic import written
 from rollalloc.files.text import one_line
+from rollalloc.lab.bench.summary import FEWEST
 from rollalloc.lab.report import series
-from rollalloc.lab.report.style import COLOURS, GROUND, INK, METHODS, MUTED, RULE, by_cause
+from rollalloc.lab.report.charts import Area, Bars, Between, Chart, Line, Mark, Panel, thinned
+from rollalloc.lab.report.style import BLUE, METHODS, MUTED, Colour, Kind, by_cause, by_status
 from rollalloc.runs.recorded import RecordedRun
 
 Methods = Mapping[str, Sequence[RecordedRun]]  # the runs of each label, one per seed; the first label is the baseline
-_WIDTH = 4.5  # inches; small, so that the text stays readable on a phone
-_NARROW = 0.085  # share of the width; narrower parts of a bar get no number
-_POINTS = 60  # a run's evaluations are drawn as points if there are at most this many
-_LINES = ("-", "--", ":")  # line styles, for more methods than there are colours
-_SVG = "http://www.w3.org/2000/svg"
-_XLINK = "http://www.w3.org/1999/xlink"
-_VARIABLES: Mapping[str, str] = {colour.light: f"var(--{colour.name})" for colour in COLOURS}
-_HEX = re.compile(r"#[0-9a-f]{6}\b")
-_LOOK = {
-    "font.size": 10,
-    "font.family": "sans-serif",
-    "text.color": INK.light,
-    "text.parse_math": False,  # so that dollar signs in labels are shown
-    "axes.edgecolor": RULE.light,
-    "axes.labelcolor": MUTED.light,
-    "axes.titlecolor": INK.light,
-    "axes.titlesize": 10,
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.facecolor": "none",
-    "figure.facecolor": GROUND.light,
-    "grid.color": RULE.light,
-    "grid.linewidth": 0.6,
-    "xtick.color": RULE.light,
-    "ytick.color": RULE.light,
-    "xtick.labelcolor": MUTED.light,
-    "ytick.labelcolor": MUTED.light,
-    "legend.frameon": False,
-    "legend.handlelength": 1.4,
-    "legend.columnspacing": 1.2,
-    "svg.fonttype": "none",
-}
+_MARKED = 60  # a run's evaluations are drawn as points if there are at most this many
+_DASHES = ("solid", "dash", "dot")  # for more methods than there are colours
+_COSTS = {"rollouts": "rollouts paid", "tokens": "tokens generated", "seconds": "seconds, without evaluations"}
 
 
-@contextmanager
-def look() -> Iterator[None]:
-    """The matplotlib style for drawing and saving a figure."""
-    with mpl.rc_context(_LOOK):  # pyright: ignore[reportArgumentType]
-        yield
+def charts(methods: Methods, target: float | None) -> Iterator[Chart]:
+    """The figures for which the runs have data, in the order of the page."""
+    draws: tuple[Callable[[Methods], Chart | None], ...] = (
+        where_rollouts_went,
+        where_over_time,
+        partial(accuracy, cost="rollouts", target=target),
+        partial(accuracy, cost="tokens", target=target),
+        partial(accuracy, cost="seconds", target=target),
+        states_of_prompts,
+        training,
+        lengths,
+    )
+    for draw in draws:
+        if (chart := draw(methods)) is not None:
+            yield chart
 
 
-def save(figure: Figure, path: Path) -> None:
-    """Write a figure as PNG."""
-    with look():
-        software = {"Software": f"rollalloc report {rollalloc.__version__}, by Matplotlib {mpl.__version__}"}
-        with written(path) as beside:
-            figure.savefig(beside, format="png", dpi=200, metadata=software)
+def where_rollouts_went(methods: Methods) -> Chart | None:
+    """A bar for each method: its parts are the rollouts trained on, stale, cancelled and so on, means over seeds."""
+    paid = {label: series.paid_by_cause(runs) for label, runs in methods.items()}
+    paid = {label: accounts for label, accounts in paid.items() if sum(accounts.values())}
+    if not paid or (len(paid) == 1 and len(by_cause(*paid.values())) < 2):  # a single bar of one colour is useless
+        return None
+    labels = [one_line(label, 18) for label in paid]
+    together = dict.fromkeys((cause for accounts in paid.values() for cause in accounts), 1.0)
+    parts = {kind.words: kind for kind, _ in by_cause(together)}
+    counts = [{kind.words: count for kind, count in by_cause(accounts)} for accounts in paid.values()]
+    bars = [
+        Bars(words, kind.colour, labels, [of_label.get(words, 0.0) for of_label in counts])
+        for words, kind in parts.items()
+        if any(words in of_label for of_label in counts)
+    ]
+    mean = ", mean of the seeds" if _seeds(methods) > 1 else ""
+    return Chart(
+        "where",
+        "Where every rollout went",
+        "The length of a bar is the number of rollouts that a method paid; green is the part that was trained on.",
+        [Panel(f"rollouts paid{mean}", "", bars)],
+    )
 
 
-def inline_svg(figure: Figure, name: str, description: str) -> str:
-    """The figure as an `<svg>` element.
-
-    Args:
-        figure: drawn under `look`.
-        name: distinct for each figure on a page, so that ids of clip paths do not collide.
-        description: for screen readers.
-    """
-    drawn = io.BytesIO()
-    with look(), mpl.rc_context({"svg.hashsalt": name}):
-        figure.savefig(drawn, format="svg", transparent=True)
-    ElementTree.register_namespace("", _SVG)
-    ElementTree.register_namespace("xlink", _XLINK)
-    root = ElementTree.fromstring(drawn.getvalue())
-    for parent in root.iter():
-        for child in [child for child in parent if child.tag.endswith(("}metadata", "}style"))]:
-            parent.remove(child)
-    used = set(re.findall(rb"#(\w+)[\")]", drawn.getvalue()))
-    for element in root.iter():
-        if (element_id := element.get("id")) and element_id.encode() not in used:
-            del element.attrib["id"]
-        if style := element.get("style"):
-            element.set("style", _HEX.sub(lambda match: _VARIABLES.get(match[0], match[0]), style))
-    for attribute in ("width", "height", "version"):
-        root.attrib.pop(attribute, None)
-    root.set("role", "img")
-    root.set("aria-label", description)
-    return ElementTree.tostring(root, encoding="unicode")
+def where_over_time(methods: Methods) -> Chart | None:
+    """The shares of the causes among the rollouts that were settled in each part of the run, a panel for each method."""
+    over_time = {label: series.causes_over_time(runs) for label, runs in methods.items()}
+    panels = [
+        Panel(_unit(methods), "share", _areas(over, by_cause), one_line(label, 40), share=True)
+        for label, over in over_time.items()
+        if over is not None
+    ]
+    if not panels:
+        return None
+    return Chart(
+        "where-over-time",
+        "Where rollouts went over time",
+        "Of the rollouts settled in each fortieth of the run, the share that was trained on, and why the others were "
+        f"not{_over(methods)}. A rollout is settled when it is trained on or left out.",
+        panels,
+    )
 
 
-def accuracy(methods: Methods, cost: str, target: float | None) -> Figure | None:
+def states_of_prompts(methods: Methods) -> Chart | None:
+    """The number of prompts by the result of their last visit, over the run, a panel for each method."""
+    over_time = {label: series.prompts_over_time(runs) for label, runs in methods.items()}
+    panels = [
+        Panel(_unit(methods), "prompts", _areas(over, by_status), one_line(label, 40), from_zero=True)
+        for label, over in over_time.items()
+        if over is not None
+    ]
+    if not panels:
+        return None
+    return Chart(
+        "prompts",
+        "What became of the prompts",
+        f"Prompts by the result of their last visit{_over(methods)}; grey: not visited yet.",
+        panels,
+    )
+
+
+def _areas(over: series.OverTime, sort: Callable[[Mapping[str, float]], list[tuple[Kind, float]]]) -> list[Mark]:
+    """Stacked areas in the order of `sort`. Names that `sort` shows as one become one area."""
+    heights: dict[str, series.Array] = {}
+    for name, y_X in over.values.items():
+        words = sort({name: 1.0})[0][0].words
+        heights[words] = heights.get(words, 0) + y_X
+    kinds = [kind for kind, _ in sort(dict.fromkeys(over.values, 1.0))]
+    return [Area(kind.words, kind.colour, over.x_X, heights[kind.words]) for kind in kinds if heights[kind.words].any()]
+
+
+def accuracy(methods: Methods, cost: str, target: float | None) -> Chart | None:
     """Held-out accuracy against a cost: a thin line for each run, a thick line for the interquartile mean, and its interval.
 
     Args:
         methods: the runs of each method.
-        cost: "rollouts" or "tokens".
+        cost: "rollouts", "tokens" or "seconds".
         target: the accuracy at which a line is drawn. None: no line.
 
     Returns:
-        The figure; None if no run was evaluated.
+        The figure; None if no run was evaluated, or if the cost is unknown.
     """
-    with look():
-        figure, axes = _figure(3.5)
-        evaluated = False
-        for at, (label, runs) in enumerate(methods.items()):
-            colour = METHODS[at % len(METHODS)].light
+    bands: list[Mark] = []
+    thin: list[Mark] = []
+    thick: list[Mark] = []
+    for label, runs, colour, dash in _styled(methods):
+        middle = series.accuracy_over_seeds(runs, cost)
+        if middle is None or not np.any(middle.x_X):
+            continue
+        name, one = one_line(label, 24), runs[0].curve
+        if len(runs) > 1:
             for run in runs:
-                axes.plot(getattr(run.curve, cost), run.curve.accuracy, color=colour, alpha=0.3, linewidth=0.7)
-            if len(runs) == 1 and len(runs[0].curve.accuracy) <= _POINTS:
-                _points(axes, runs[0], cost, colour)
-            middle = series.accuracy_over_seeds(runs, cost)
-            if middle is None:
+                x, y = thinned(getattr(run.curve, cost), run.curve.accuracy)
+                thin.append(Line(f"{name}, seed {run.seed}", colour, x, y, faint=True))
+        elif len(one.accuracy) <= _MARKED:
+            error = [each or 0.0 for each in one.standard_error]
+            thick.append(Line(name, colour, getattr(one, cost), one.accuracy, dash, points=True, error=error))
+            continue
+        thick.append(Line(name, colour, middle.x_X, middle.middle_X, dash))
+        if not np.isnan(middle.low_X).any():
+            bands.append(Between(name, colour, middle.x_X, middle.low_X, middle.high_X, named=False))
+    if not thick:
+        return None
+    suffix = "" if cost == "rollouts" else f"-{cost}"
+    against = {"rollouts": "what was paid", "tokens": "tokens", "seconds": "seconds"}[cost]
+    meant = {
+        "rollouts": _how_curves_read(_seeds(methods)),
+        "tokens": "The same against the tokens generated: long rollouts cost more than short ones.",
+        "seconds": "The same against the seconds of one machine, without evaluations.",
+    }[cost]
+    level = None if target is None else (target, f"target {target:g}")
+    x = _unit(methods) if cost == "rollouts" else _COSTS[cost]
+    panel = Panel(x, "held-out accuracy", [*bands, *thin, *thick], level=level)
+    return Chart(f"accuracy{suffix}", f"Accuracy against {against}", meant, [panel])
+
+
+def training(methods: Methods) -> Chart | None:
+    """Reward, entropy, gradient norm and loss over the run: a panel for each of them, with a line for each method."""
+    marks: dict[str, list[Mark]] = {}
+    for label, runs, colour, dash in _styled(methods):
+        for over in (series.training_over_time(runs), series.entropy_over_time(runs)):
+            if over is None:
                 continue
-            evaluated = True
-            line = _LINES[at // len(METHODS) % len(_LINES)]
-            axes.plot(middle.x_X, middle.middle_X, line, color=colour, linewidth=2.2, label=one_line(label, 24))
-            axes.fill_between(middle.x_X, middle.low_X, middle.high_X, color=colour, alpha=0.15, linewidth=0)
-        if not evaluated:
-            return None
-        if target is not None:
-            axes.axhline(target, color=MUTED.light, linestyle=(0, (4, 3)), linewidth=1)
-            beside = axes.get_yaxis_transform()
-            axes.text(0.01, target, f"target {target:g}", color=MUTED.light, va="bottom", transform=beside)
-        axes.set_ylabel("held-out accuracy")
-        _rollouts_below(axes, "tokens generated" if cost == "tokens" else _unit(methods))
-        axes.grid(axis="y")
-        figure.legend(loc="outside upper left", ncols=3)
-    return figure
+            for name, y in over.values.items():
+                marks.setdefault(name, []).append(Line(one_line(label, 24), colour, over.x_X, y, dash))
+    names = [name for name in ("reward", "entropy", "grad norm", "loss") if name in marks]
+    if not names:
+        return None
+    return Chart(
+        "training",
+        "Training",
+        f"By batch{_over(methods)}: mean reward of scored rollouts, entropy in nats, gradient norm before clipping, loss.",
+        [Panel(_unit(methods), name, marks[name], name) for name in names],
+    )
 
 
-def _points(axes: Axes, run: RecordedRun, cost: str, colour: str) -> None:
-    """Draw a run's evaluations as points, with a bar for the standard error where it is known."""
-    errors = [error or 0.0 for error in run.curve.standard_error]
-    x = getattr(run.curve, cost)
-    axes.errorbar(x, run.curve.accuracy, yerr=errors, fmt="o", color=colour, markersize=3.5, elinewidth=1, capsize=2)
+def lengths(methods: Methods) -> Chart | None:
+    """For each method, the rollouts' median length, the ranges from 25 to 75% and from 10 to 90%, and the maximum."""
+    over_time = {label: series.lengths_over_time(runs) for label, runs in methods.items()}
+    known = {label: over for label, over in over_time.items() if over is not None}
+    if not known:
+        return None
+    return Chart(
+        "lengths",
+        "Length of rollouts",
+        _how_lengths_read(any("mean" in over.values for over in known.values()), _over(methods)),
+        [
+            Panel(_unit(methods), "tokens", _lengths(over), one_line(label, 40), from_zero=True)
+            for label, over in known.items()
+        ],
+    )
+
+
+def _lengths(over: series.OverTime) -> list[Mark]:
+    at, x = over.values, over.x_X
+    if "p50" in at:
+        return [
+            Between("10 to 90%", BLUE, x, at["p10"], at["p90"]),
+            Between("25 to 75%", BLUE, x, at["p25"], at["p75"], strong=True),
+            Line("median", BLUE, x, at["p50"]),
+            Line("longest", MUTED, x, at["max"], "dot"),
+        ]
+    return [
+        Line("shortest", MUTED, x, at["min"], "dot"),
+        Line("mean", BLUE, x, at["mean"]),
+        Line("longest", MUTED, x, at["max"], "dot"),
+    ]
+
+
+def _styled(methods: Methods) -> Iterator[tuple[str, Sequence[RecordedRun], Colour, str]]:
+    """Each method with its colour and its dash."""
+    for at, (label, runs) in enumerate(methods.items()):
+        yield label, runs, METHODS[at % len(METHODS)], _DASHES[at // len(METHODS) % len(_DASHES)]
 
 
 def _unit(methods: Methods) -> str:
@@ -157,112 +217,25 @@ def _unit(methods: Methods) -> str:
     return next((run.unit for runs in methods.values() for run in runs), "rollouts paid")
 
 
-def training(methods: Methods) -> Figure | None:
-    """Reward, entropy, gradient norm and loss over the run: a panel for each of them, with a line for each method."""
-    over_time: dict[str, dict[str, series.OverTime]] = {}
-    for label, runs in methods.items():
-        for over in (series.training_over_time(runs), series.entropy_over_time(runs)):
-            if over is not None:
-                for name in over.values:
-                    over_time.setdefault(name, {})[label] = over
-    names = [name for name in ("reward", "entropy", "grad norm", "loss") if name in over_time]
-    if not names:
-        return None
-    with look():
-        figure = Figure(figsize=(_WIDTH, 1.0 + 1.15 * len(names)), layout="constrained")
-        rows = np.atleast_1d(figure.subplots(len(names), sharex=True))
-        for axes, name in zip(rows, names, strict=True):
-            for label, over in over_time[name].items():
-                at = list(methods).index(label)
-                line = _LINES[at // len(METHODS) % len(_LINES)]
-                colour = METHODS[at % len(METHODS)].light
-                axes.plot(over.x_X, over.values[name], line, color=colour, linewidth=1.6, label=one_line(label, 24))
-            axes.set_title(name)
-            axes.grid(axis="y")
-            axes.margins(x=0)
-        _rollouts_below(rows[-1], _unit(methods))
-        if len(methods) > 1:
-            drawn = {handle.get_label(): handle for axes in rows for handle in axes.get_lines()}
-            figure.legend(handles=list(drawn.values()), loc="outside upper left", ncols=3)
-    return figure
+def _seeds(methods: Methods) -> int:
+    return max(len(runs) for runs in methods.values())
 
 
-def where_rollouts_went(methods: Methods) -> Figure | None:
-    """One bar per method: its length is the number of rollouts paid, and its parts are the rollouts that were trained on,
-    stale, cancelled and so on. All numbers are means over seeds.
-    """
-    paid = {label: series.paid_by_cause(runs) for label, runs in methods.items()}
-    paid = {label: accounts for label, accounts in paid.items() if sum(accounts.values())}
-    if not paid or (len(paid) == 1 and len(by_cause(*paid.values())) < 2):  # a single bar of one colour is useless
-        return None
-    longest = max(sum(accounts.values()) for accounts in paid.values())
-    with look():
-        figure, axes = _figure(1.3 + 0.44 * len(paid))
-        for row, accounts in enumerate(paid.values()):
-            left, total = 0.0, sum(accounts.values())
-            for kind, count in by_cause(accounts):
-                axes.barh(row, count, left=left, height=0.66, color=kind.colour.light)
-                if count > _NARROW * longest:
-                    axes.text(left + count / 2, row, f"{count / total:.0%}", ha="center", va="center", color="#000001")
-                left += count
-            axes.text(left + longest * 0.012, row, f"{total:,.0f}", va="center", color=MUTED.light)
-        axes.set_yticks(range(len(paid)), [one_line(label, 18) for label in paid], color=INK.light)
-        axes.invert_yaxis()
-        axes.set_xlim(0, longest * 1.16)
-        axes.spines[["left", "bottom"]].set_visible(False)
-        axes.tick_params(length=0)
-        seeds = max(len(runs) for runs in methods.values())
-        _rollouts_below(axes, "rollouts paid" + (", mean of the seeds" if seeds > 1 else ""))
-        together = sum((Counter(accounts) for accounts in paid.values()), Counter[str]())
-        handles = [Patch(color=kind.colour.light, label=kind.words) for kind, _ in by_cause(together)]
-        figure.legend(handles=handles, loc="outside upper left", ncols=3, handlelength=0.9)
-    return figure
+def _over(methods: Methods) -> str:
+    return "" if _seeds(methods) == 1 else ", mean over seeds until the shortest run ends"
 
 
-def lengths(methods: Methods) -> Figure | None:
-    """For each method, the rollouts' median length, the ranges from 25 to 75% and from 10 to 90%, and the maximum."""
-    over_time = {label: series.lengths_over_time(runs) for label, runs in methods.items()}
-    if not any(over_time.values()):
-        return None
-    with look():
-        figure = Figure(figsize=(_WIDTH, 1.1 + 1.15 * len(methods)), layout="constrained")
-        rows = np.atleast_1d(figure.subplots(len(methods), sharex=True, sharey=True))
-        for axes, (label, over) in zip(rows, over_time.items(), strict=True):
-            axes.set_title(one_line(label, 40) + ("" if over else ": not recorded"))
-            axes.margins(x=0)
-            if over is not None:
-                _lengths(axes, over)
-        figure.supylabel("tokens", fontsize=10, color=MUTED.light)
-        _rollouts_below(rows[-1], _unit(methods))
-    return figure
+def _how_lengths_read(is_mean: bool, over: str) -> str:
+    if is_mean:
+        return f"All rollouts between two batches{over}: mean length; the dotted lines are the shortest and longest rollout."
+    return f"All rollouts between two batches{over}: median length, 25 to 75%, 10 to 90%; dotted: the longest rollout."
 
 
-def _lengths(axes: Axes, over: series.OverTime) -> None:
-    colour, at = METHODS[1].light, over.values
-    if "p50" in at:
-        axes.fill_between(over.x_X, at["p10"], at["p90"], color=colour, alpha=0.18, linewidth=0)
-        axes.fill_between(over.x_X, at["p25"], at["p75"], color=colour, alpha=0.32, linewidth=0)
-    else:
-        axes.plot(over.x_X, at["min"], color=MUTED.light, linewidth=0.8, linestyle=(0, (2, 2)))
-    axes.plot(over.x_X, at["p50" if "p50" in at else "mean"], color=colour, linewidth=2)
-    axes.plot(over.x_X, at["max"], color=MUTED.light, linewidth=0.8, linestyle=(0, (2, 2)))
-    axes.set_ylim(bottom=0)
-    axes.yaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
-
-
-def _figure(height: float) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(_WIDTH, height), layout="constrained")
-    return figure, figure.subplots()
-
-
-def _rollouts_below(axes: Axes, label: str) -> None:
-    axes.set_xlabel(label)
-    axes.xaxis.set_major_formatter(lambda value, _: _short(value))
-
-
-def _short(value: float) -> str:
-    """A short form of a number, such as 12k for 12,000, because there is little room on a phone."""
-    for size, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= size:
-            return f"{value / size:g}{suffix}"
-    return f"{value:g}"
+def _how_curves_read(seeds: int) -> str:
+    if seeds == 1:
+        return "Held-out accuracy after each evaluation, with its standard error as a bar; further left is cheaper."
+    band = ", shaded its 95% interval" if seeds >= FEWEST else f"; {seeds} seeds are too few for an interval"
+    return (
+        f"Thin: each seed. Thick: the interquartile mean over seeds{band}. Further left is cheaper. After its end, a run "
+        "that reached the target keeps its last accuracy. The thick line ends where the first run ends below the target."
+    )

@@ -1,49 +1,42 @@
-"""The HTML report on runs and comparisons: one self-contained page, with its figures also as PNG."""
+"""The HTML report on runs and comparisons: one self-contained page, with its figures also as PNG and CSV."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
-from matplotlib.figure import Figure
 
 import rollalloc
 from rollalloc.files.atomic import write_text
 from rollalloc.files.claims import claim_files
+from rollalloc.files.origin import origin
 from rollalloc.files.text import error_text, one_line, visible
-from rollalloc.lab.bench.summary import FEWEST, RecipeSummary, Summary, summaries_of
-from rollalloc.lab.report import figures, style
-from rollalloc.lab.report.wording import caveats, damage, findings, graded, silences, story
+from rollalloc.lab.bench.summary import Interval, RecipeSummary, Summary, summaries_of
+from rollalloc.lab.report import completions, figures, interactive, png, series, style
+from rollalloc.lab.report.charts import Chart, as_csv
+from rollalloc.lab.report.wording import caveats, damage, findings, graded, name_of, silences, story
 from rollalloc.runs.discovery import comparisons
 from rollalloc.runs.recorded import RecordedRun, by_label
 from rollalloc.runs.teaching import share_taught
 
 MADE_BY = "rollalloc report"  # the generator in the head of the page
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"  # CSP
-
-_SAID_ELSEWHERE = ("schema", "digests", "recipe", "parameters", "seed", "label", "task")  # fields of `run.json`
-
-
-@dataclass(frozen=True)
-class Chart:
-    """A figure of the page: its heading, a sentence that explains it, and the name of its PNG without the suffix."""
-
-    name: str
-    title: str
-    caption: str
-    figure: Figure
-
-    @property
-    def svg(self) -> Markup:
-        """The figure as an inline SVG element."""
-        return Markup(figures.inline_svg(self.figure, self.name, f"{self.title}. {self.caption}"))
+MOST = 5_000_000  # bytes of a page; with fewer rollouts' texts, it becomes shorter
+_POLICY = (  # the content security policy; nothing is loaded, and only the page's own scripts run
+    "default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'; script-src"
+)
+# fields of `run.json`
+_SAID_ELSEWHERE = ("schema", "digests", "recipe", "parameters", "seed", "label", "task", "starts")
+_COSTS = ("rollouts", "tokens", "seconds")
+_CHARTED_LOGS = 4  # runs of a section whose prompts are drawn over time, at most
 
 
 @dataclass(frozen=True)
@@ -53,6 +46,15 @@ class MethodSentence:
     lead: str
     rest: str
     colour: str
+
+
+@dataclass(frozen=True)
+class Equal:
+    """The accuracy of each method at equal cost: amounts of a cost, and for each label its accuracies."""
+
+    cost: str
+    amounts: Sequence[float]
+    rows: Sequence[tuple[str, Sequence[Interval | None]]]
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,8 @@ class Section:
     charts: Sequence[Chart]
     summary: Summary | None
     runs: Sequence[RecordedRun]
+    equal: Sequence[Equal] = ()
+    logs: Sequence[completions.LoggedRollouts] = ()
     problems: Sequence[str] = ()
 
     @property
@@ -78,44 +82,76 @@ class Section:
         """The rows of the cost table."""
         return () if self.summary is None else self.summary.recipes
 
+    @property
+    def said_of_texts(self) -> list[str]:
+        """Sentences that say which rollouts the page shows."""
+        sentences = ["Whole groups, spread evenly over each log, with at most 16 rollouts of a group."]
+        for log in self.logs:
+            sentences.append(
+                f"{name_of(log.run)}: {len(log.sample):,} of the {len(log):,} rollouts in {log.reading.source}."
+            )
+        return sentences
 
-def write_page(folder: Path, out: Path | None = None) -> Path:
-    """Write the report on a run, on a comparison, or on several comparisons in one folder. Return the page's path.
 
-    By default the page is `report.html` in this folder. The figures are written beside the page as PNG.
+@dataclass(frozen=True)
+class Page:
+    """What a page is about, beside its sections.
+
+    Attributes:
+        folders: the folders that were given.
+        follow_s: seconds after which the page reloads itself, because a run goes on. None: it does not.
+        made: when and by what the page is made.
+    """
+
+    folders: Sequence[Path]
+    follow_s: int | None = None
+    made: Mapping[str, str | None] = field(default_factory=origin)
+
+
+def write_page(*folders: Path, out: Path | None = None) -> Path:
+    """Write the report on runs and comparisons. Return the page's path.
+
+    By default the page is `report.html` in the first folder. The figures are written beside the page as PNG and CSV.
 
     Raises:
-        FileNotFoundError: the folder has no run.
+        FileNotFoundError: a folder has no run.
         FileExistsError: a file that rollalloc did not write has one of the names. Nothing is written.
     """
-    return write_sections(sections(comparisons(folder), folder), folder / "report.html" if out is None else out)
+    drawn = sections(comparisons(*folders), folders[0])
+    return write_sections(drawn, folders[0] / "report.html" if out is None else out, Page(folders))
 
 
-def write_sections(drawn: Sequence[Section], out: Path) -> Path:
+def write_sections(drawn: Sequence[Section], out: Path, about: Page, *, figures_too: bool = True) -> Path:
     """Write a page of these sections, with the figures beside it. Return the page's path.
 
+    Args:
+        drawn: the sections.
+        out: the page.
+        about: what the page is about.
+        figures_too: whether the figures are also written as PNG and CSV.
+
     Raises:
         FileExistsError: a file that rollalloc did not write has one of the names. Nothing is written.
     """
-    charts = {out.with_name(f"{chart.name}.png"): chart.figure for section in drawn for chart in section.charts}
-    claim_files([out, *charts])
+    charts = [chart for section in drawn for chart in section.charts] if figures_too else []
+    claim_files([out, *(out.with_name(f"{chart.name}.{kind}") for chart in charts for kind in ("png", "csv"))])
     tasks = ", ".join(one_line(section.task, 60) for section in drawn)
-    page = _page(f"What the rollouts bought: {tasks}", drawn)
-    write_text(out, page)
-    for path, figure in charts.items():
-        figures.save(figure, path)
+    write_text(out, _page(f"What the rollouts bought: {tasks}", drawn, about))
+    for chart in charts:
+        png.save(chart, out.with_name(f"{chart.name}.png"))
+        write_text(out.with_name(f"{chart.name}.csv"), as_csv(chart))
     return out
 
 
 def sections(runs_in: Mapping[Path, Sequence[RecordedRun]], folder: Path) -> list[Section]:
-    """The sections for a folder's page: one for each task of a comparison, and one for each single run.
+    """The sections of a page: one for each task of a comparison, and one for each single run.
 
     Args:
         runs_in: runs by the folder that holds them, as `rollalloc.runs.discovery.comparisons` returns them.
-        folder: the folder that the page is about.
+        folder: the folder that the page is about, for its name.
     """
     runs = {run.folder: run for of_one in runs_in.values() for run in of_one}
-    if folder in runs:
+    if list(runs) == [folder]:
         return [_section(folder.name, [runs[folder]])]
     try:
         summaries = _compared(runs)
@@ -169,8 +205,26 @@ def _file_names(names: Sequence[str]) -> list[str]:
     return [f"{at}-{name}-" if alike else f"{name}-" for at, name in enumerate(plain, start=1)]
 
 
-def _page(title: str, drawn: Sequence[Section]) -> str:
-    """The page as HTML. Every value is escaped."""
+def _page(title: str, drawn: Sequence[Section], about: Page) -> str:
+    """The page as HTML, at most `MOST` bytes long as long as that is possible with fewer rollouts' texts."""
+    charts = {
+        chart.name: {"figure": interactive.plotly(chart), "csv": as_csv(chart)}
+        for section in drawn
+        for chart in section.charts
+    }
+    every = 1
+    while True:
+        texts = [completions.as_rows(section.logs, every) for section in drawn]
+        page = _rendered(title, drawn, about, texts, charts)
+        if len(page.encode()) <= MOST or not any(table["rows"] for table in texts):
+            return page
+        every *= 2
+
+
+def _rendered(
+    title: str, drawn: Sequence[Section], about: Page, texts: Sequence[dict[str, Any]], charts: Mapping[str, Any]
+) -> str:
+    """The page with these rollouts' texts and figures. Every value is escaped."""
     environment = Environment(
         loader=PackageLoader("rollalloc.lab.report"),
         autoescape=True,
@@ -178,16 +232,52 @@ def _page(title: str, drawn: Sequence[Section]) -> str:
         undefined=StrictUndefined,
         trim_blocks=True,
     )
-    environment.filters |= {"one_line": one_line, "by_cause": style.by_cause, "share_taught": share_taught}
+    environment.filters |= {
+        "one_line": one_line,
+        "by_cause": style.by_cause,
+        "share_taught": share_taught,
+        "in_short": png.short,
+        "start": _start,
+        "last_written": _last_written,
+    }
+    library, of_library = interactive.library()
+    script = _script()
+    data = {"charts": charts, "completions": {str(at): table for at, table in enumerate(texts, start=1)}}
     return environment.get_template("report.html.j2").render(
-        policy=POLICY,
+        policy=f"{_POLICY} {of_library} {interactive.script_hash(script.encode())}",
         colours=style.COLOURS,
         causes=style.CAUSES,
         version=rollalloc.__version__,
         made_by=MADE_BY,
         title=title,
         sections=drawn,
+        texts=texts,
+        origin=about.made,
+        folders=[str(folder) for folder in about.folders],
+        follow_s=about.follow_s,
+        library=Markup(library),
+        data=Markup(interactive.packed(interactive.as_json(data))),
+        script=Markup(script),
     )
+
+
+@cache
+def _script() -> str:
+    return (files("rollalloc.lab.report") / "templates" / "page.js").read_text(encoding="utf-8")
+
+
+def _start(run: RecordedRun) -> dict[str, str | None]:
+    """When and by what a run was started first; None where its files do not say."""
+    first = run.starts[0] if run.starts else {}
+    known = {name: first.get(name) for name in ("date", "commit", "rollalloc", "command")}
+    return {name: value if isinstance(value, str) else None for name, value in known.items()}
+
+
+def _last_written(run: RecordedRun) -> str:
+    """When the newest file in the run's folder was changed."""
+    places = [run.folder] if run.folder.is_file() else [run.folder, *run.folder.glob("*"), *run.folder.glob("*/*.json")]
+    times = [place.lstat().st_mtime for place in places if place.name != "report.html"]
+    return f"{datetime.fromtimestamp(max(times), UTC):%Y-%m-%d %H:%M} UTC"
 
 
 def _fit_to_be_shown(value: Any) -> Any:
@@ -219,78 +309,40 @@ def _section(
     if not sentences.keys() <= methods.keys():
         sentences = {}
     sentences = sentences or {label: story(of_label, label) for label, of_label in methods.items()}
+    share = max(60, completions.SHOWN // len(runs))
+    logs = [log for run in runs if (log := completions.collected(run, share)) is not None]
+    unread = [f"{name_of(log.run)}: {visible(problem)}" for log in logs if (problem := log.reading.problem)]
     return Section(
         name=name,
         task=(summary and summary.task) or _task(runs),
         findings=[MethodSentence(*sentence, colours[label].name) for label, sentence in sentences.items()],
-        caveats=[
-            *([why] if why else ()),
-            *graded(summary),
-            *caveats(runs),
-            *silences(methods),
-        ],
-        charts=list(_charts(methods, runs[0].target, prefix)),
+        caveats=[*([why] if why else ()), *graded(summary), *caveats(runs), *unread, *silences(methods)],
+        charts=[replace(chart, name=prefix + chart.name) for chart in _charts(methods, runs[0].target, logs)],
         summary=summary,
         runs=runs,
-        problems=damage(runs),
+        equal=[equal for cost in _COSTS if (equal := _equal(methods, cost)) is not None],
+        logs=logs,
+        problems=[*damage(runs), *unread],
     )
 
 
-def _charts(methods: figures.Methods, target: float | None, prefix: str) -> Iterator[Chart]:
-    """The figures for which the runs have data, in the order of the page."""
-    seeds = max(len(runs) for runs in methods.values())
-    over = "" if seeds == 1 else ", mean over seeds until the shortest run ends"
-    for name, title, caption, draw in (
-        (
-            "where",
-            "Where every rollout went",
-            "The length of a bar is the number of rollouts that a method paid; green is the part that was trained on.",
-            figures.where_rollouts_went,
-        ),
-        (
-            "accuracy",
-            "Accuracy against what was paid",
-            _how_curves_read(seeds),
-            partial(figures.accuracy, cost="rollouts", target=target),
-        ),
-        (
-            "accuracy-tokens",
-            "Accuracy against tokens",
-            "The same against the tokens generated: long rollouts cost more than short ones.",
-            partial(figures.accuracy, cost="tokens", target=target),
-        ),
-        (
-            "training",
-            "Training",
-            f"By batch{over}: mean reward of all scored rollouts, gradient norm before clipping, loss, entropy in nats.",
-            figures.training,
-        ),
-        (
-            "lengths",
-            "Length of rollouts",
-            _how_lengths_read(methods, over),
-            figures.lengths,
-        ),
-    ):
-        figure = draw(methods)
-        if figure is not None:
-            yield Chart(prefix + name, title, caption, figure)
+def _charts(
+    methods: figures.Methods, target: float | None, logs: Sequence[completions.LoggedRollouts]
+) -> Iterator[Chart]:
+    yield from figures.charts(methods, target)
+    for at, log in enumerate(logs[:_CHARTED_LOGS], start=1):
+        if (chart := completions.prompts_over_time(log, name_of(log.run))) is not None:
+            yield replace(chart, name=f"{chart.name}-{at}") if len(logs) > 1 else chart
 
 
-def _how_lengths_read(methods: figures.Methods, over: str) -> str:
-    if any("mean_lengths" in line for runs in methods.values() for run in runs for line in run.batches):
-        return f"All rollouts between two batches{over}: mean length; the dotted lines are the shortest and longest rollout."
-    return f"All rollouts between two batches{over}: median length, 25 to 75%, 10 to 90%; dotted: the longest rollout."
-
-
-def _how_curves_read(seeds: int) -> str:
-    if seeds == 1:
-        return "Held-out accuracy after each evaluation, with its standard error as a bar; further left is cheaper."
-    band = ", shaded its 95% interval" if seeds >= FEWEST else f"; {seeds} seeds are too few for an interval"
-    return (
-        f"Thin: each seed. Thick: the interquartile mean over seeds{band}. Further left is cheaper. After its end, a run "
-        "that reached the target keeps its last accuracy. The thick line ends where the first run ends below the target."
-    )
+def _equal(methods: figures.Methods, cost: str) -> Equal | None:
+    compared = series.at_equal_cost(methods, cost)
+    if compared is None:
+        return None
+    amounts_X, accuracies = compared
+    rows = [(label, middle.intervals()) for label, middle in accuracies.items()]
+    unit = next(run.unit for runs in methods.values() for run in runs)
+    return Equal(unit.removesuffix(" paid") if cost == "rollouts" else cost, amounts_X.tolist(), rows)
 
 
 def _settings(runs: Sequence[RecordedRun]) -> Iterator[tuple[str, str]]:
@@ -298,6 +350,9 @@ def _settings(runs: Sequence[RecordedRun]) -> Iterator[tuple[str, str]]:
     described = runs[0].description
     yield "recipe", _plain(described.get("recipe"))
     yield "seeds", ", ".join(str(run.seed) for run in runs)
+    for start in runs[0].starts:
+        yield "started", _plain(start.get("date"))
+        yield "command", _plain(start.get("command"))
     yield from ((name, _plain(value)) for name, value in (described.get("parameters") or {}).items())
     yield from ((name, _plain(value)) for name, value in described.items() if name not in _SAID_ELSEWHERE)
 

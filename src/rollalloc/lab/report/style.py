@@ -32,7 +32,12 @@ YELLOW = Colour("yellow", "#f0e442", "#f0e442")
 GREY = Colour("grey", "#a9b0b8", "#6d757f")
 DIM = Colour("dim", "#dfe3e7", "#3a414a")
 
-COLOURS = (GROUND, INK, MUTED, RULE, GREEN, ORANGE, BLUE, RED, PURPLE, SKY, YELLOW, GREY, DIM)
+SCALE = (  # from little to much
+    Colour("scale-low", "#cfe0ee", "#44596c"),
+    Colour("scale-mid", "#4f9bc9", "#3f93c4"),
+    Colour("scale-high", "#08305e", "#d9efff"),
+)
+COLOURS = (GROUND, INK, MUTED, RULE, GREEN, ORANGE, BLUE, RED, PURPLE, SKY, YELLOW, GREY, DIM, *SCALE)
 METHODS = (INK, BLUE, RED, GREEN, PURPLE, ORANGE, SKY, GREY)  # the baseline is drawn in the colour `INK`
 
 
@@ -67,6 +72,28 @@ CAUSES: Mapping[str, Kind] = {
 def cause(name: str) -> Kind:
     """The kind of a cause. An unknown cause, which a newer version may write, is shown by its name, in grey."""
     return CAUSES.get(name) or Kind(one_line(name.replace("_", " "), 24), "", GREY)
+
+
+_STATUSES: Mapping[str, Kind] = {
+    "out_of_band/solved": Kind("solved", "all or nearly all of its rollouts were right", SKY),
+    "out_of_band/too_easy": Kind("too easy", "too many of the first rollouts were right", YELLOW),
+    "out_of_band/too_hard": Kind("too hard", "too few of the first rollouts were right", RED),
+    "quarantined": Kind("set aside", "none of its rollouts could be scored", MUTED),
+    "new": Kind("not visited yet", "no rollout of the prompt was ordered yet", DIM),
+}
+
+
+def by_status(counts: Mapping[str, float]) -> list[tuple[Kind, float]]:
+    """Prompts by the result of their last visit, without zeros, in the order that every view uses.
+
+    A result with an unknown detail, such as "zero_variance/PASSED", counts as its cause.
+    """
+    merged: dict[str, float] = {}
+    for name, count in counts.items():
+        known = name if name in _STATUSES else name.partition("/")[0]
+        merged[known] = merged.get(known, 0) + count
+    order = dict.fromkeys([*CAUSES, *_STATUSES, *merged])
+    return [(_STATUSES.get(name) or cause(name), merged[name]) for name in order if merged.get(name)]
 
 
 def by_cause(accounts: Mapping[str, float]) -> list[tuple[Kind, float]]:
