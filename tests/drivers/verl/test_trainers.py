@@ -10,11 +10,16 @@ pytest.importorskip("verl", reason="verl's environment: make verl-test")
 import verl
 from omegaconf import OmegaConf
 from verl.trainer.ppo.v1 import get_trainer_cls
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
+from rollalloc.core.events import Batch, Row
 from rollalloc.drivers.verl.client import Client, ResumingClient
 from rollalloc.drivers.verl.configure import configure
 from rollalloc.drivers.verl.loader import Prompts, fill_samples
 from rollalloc.drivers.verl.modes import MODES
+from rollalloc.drivers.verl.rounds import TrainingRows
+from rollalloc.drivers.verl.trainer import RollallocTrainer
+from rollalloc.models.finite import Diverged
 from rollalloc.rules.intake import Ahead, Fill
 
 pytestmark = pytest.mark.verl
@@ -41,6 +46,27 @@ def test_a_column_of_a_reserved_name_ends_the_run_when_the_trainer_is_made():
         Prompts(config, [rows[0] | {"uid": "mine"}])
     with pytest.raises(ValueError, match=r"extra_info\.num_turns"):
         Prompts(config, [rows[0] | {"extra_info": {"num_turns": 3}}])
+
+
+def test_an_update_that_is_not_finite_ends_the_run_before_verl_saves(monkeypatch, tmp_path):
+    def update(trainer, batch, metrics):
+        metrics |= {"actor/loss": 0.0, "actor/grad_norm": float("nan")}
+        return batch
+
+    monkeypatch.setattr(PPOTrainer, "_update_actor", update)
+    made = RollallocTrainer.__new__(RollallocTrainer)
+    actor = {"ppo_mini_batch_size": 4, "fsdp_config": {"dtype": "bfloat16"}}
+    made.config = OmegaConf.create(
+        {
+            "data": {"train_batch_size": 4},
+            "actor_rollout_ref": {"actor": actor, "rollout": {"n": 1}},
+            "trainer": {"default_local_dir": str(tmp_path)},
+        }
+    )
+    row = Row(rollout=0, prompt=3, group=0, advantage=1.0, weight=1.0, version=0)
+    made._trained, made.global_steps = TrainingRows(Batch((row,) * 4, 0), tuple("abcd"), (row,) * 4), 1
+    with pytest.raises(Diverged, match=r"actor/grad_norm is nan in optimizer step 1: .* with the prompts row 3\. "):
+        made._update_actor(SimpleNamespace(keys=list("abcd")), {})
 
 
 # ----------------------------------------------------------------------------------------------------- the configuration

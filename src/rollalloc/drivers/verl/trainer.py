@@ -32,6 +32,7 @@ from rollalloc.core.packing import exact_keys
 from rollalloc.data.overlap import warn_of_shared
 from rollalloc.drivers.verl.client import Client, ResumingClient, requests_left
 from rollalloc.drivers.verl.configure import configure, overlap_of
+from rollalloc.drivers.verl.diverging import check_update
 from rollalloc.drivers.verl.figures import COLUMNS
 from rollalloc.drivers.verl.loader import Prompts, fill_samples, refuse_columns_of
 from rollalloc.drivers.verl.minibatches import optimizer_steps, rows_multiple, spread
@@ -257,11 +258,20 @@ class RecipeTrainer(PPOTrainer):
         rows = len(batch.keys) // self._actor_steps
         metrics["rollalloc/steps_in_batch"] = self._actor_steps
         with self._rows_per_step(self.config.actor_rollout_ref.actor, rows):
-            return super()._update_actor(batch, metrics)
+            batch = super()._update_actor(batch, metrics)
+        self._check_update(metrics, "actor", self.config.actor_rollout_ref.actor)
+        return batch
 
     def _update_critic(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         with self._rows_per_step(self.config.critic, len(batch.keys) // self._critic_steps):
-            return super()._update_critic(batch, metrics)
+            batch = super()._update_critic(batch, metrics)
+        self._check_update(metrics, "critic", self.config.critic)
+        return batch
+
+    def _check_update(self, metrics: Mapping[str, Any], role: str, network: Any) -> None:
+        assert self._trained is not None
+        folder = Path(self.config.trainer.default_local_dir)
+        check_update(metrics, role, network, step=self.global_steps, batch=self._trained.batch, folder=folder)
 
     @contextmanager
     def _rows_per_step(self, network: Any, rows: int) -> Iterator[None]:
