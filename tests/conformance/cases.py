@@ -65,7 +65,7 @@ RECIPES = {
     "darts_sampled": recipes.darts(4, 3, 1, tail="sampled"),
     "darts_whole": recipes.darts(4, 3, 1, tail="sampled", latency=((1, 1.0), (64, 3.0)), solved=0.5, share=0.5),
     "darts_none": recipes.darts(4, 3, 1, tail="none"),
-    "darts_floor": recipes.darts(4, 3, 1, tail="sampled", least=5, normalise=True),
+    "darts_floor": recipes.darts(4, 3, 1, tail="sampled", least=5, normalise=True, unseen="recorded"),
     "darts_longest_by_size": recipes.darts(4, 3, 2, tail="sampled", longest_by="size"),
     "darts_lengths_of_trained": recipes.darts(4, 3, 2, tail="sampled", lengths_of="trained"),
     "pilot_commit_and_pods": recipes.mix(PC, recipes.pods(4, 8, 4)),

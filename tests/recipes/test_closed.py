@@ -70,7 +70,7 @@ MADE = {
         "groups": (4, 3), "shortest": (3, 2), "longest": (1, 2), "max_redundancy": (2.0, 1.5), "tail": ("sampled", "exact"),
         "deviation": (None, "sample"), "latency": (((1, 0.5), (64, 1.0)), None), "solved": (None, 0.9), "share": (0.1, 0.5),
         "least": (None, 5), "normalise": (False, True), "longest_by": ("all", "size"),
-        "lengths_of": ("all", "trained"),
+        "lengths_of": ("all", "trained"), "unseen": ("batch", "recorded"),
     },
     recipes.racing: {
         "groups": (4, 3), "sizes_S": ((4, 8), (2, 8)), "gen_groups": (12, 6), "max_staleness": (0, 4),
@@ -80,7 +80,7 @@ MADE = {
 # Not a number of the recipe, but which method it is: what it draws, its baseline and what is made of it belong together.
 METHODS = {(recipes.reinforce, "baseline")}
 OF_THREE_RULES = {(recipes.darts, "longest"), (recipes.darts, "longest_by")}  # the core knows no longest rows
-WITHOUT_LATENCY = {(recipes.darts, "lengths_of")}  # the values here have one
+WITHOUT_LATENCY = {(recipes.darts, "lengths_of"), (recipes.darts, "unseen")}  # the values here have one
 CASES = [
     (make, name)
     for make, values in MADE.items()

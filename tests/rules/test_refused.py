@@ -132,6 +132,8 @@ WRONG = [
     (darts, "solved must be a success rate in", [{"tail": "sampled", "solved": 1.5}]),
     (darts, 'solved needs tail="sampled"', [{"longest_by": "size", "solved": 0.9}]),
     (darts, "lengths_of must be one of all, trained, got 'rows'", each("lengths_of", "rows")),
+    (darts, "unseen must be one of batch, recorded, got 'all'", each("unseen", "all")),
+    (darts, "latency predicts .* new prompts .*, got unseen", [{"unseen": "recorded", "latency": ((1, 1.0),)}]),
     (darts, "latency predicts the lengths of all .*, got", [{"lengths_of": "trained", "latency": ((1, 1.0),)}]),
     (recipes.dr_grpo, r"n must be .* at least 2 \(so that there is a mean to compare with\), got 1", each("n", 1)),
     (recipes.foresight, "exponent must be None", each("exponent", -1)),

@@ -1,6 +1,7 @@
 """Row rules: which rollouts of a group are trained on."""
 
-from itertools import combinations
+from fractions import Fraction
+from itertools import combinations, product
 
 import numpy as np
 import pytest
@@ -156,6 +157,40 @@ def test_what_was_sampled_stands_for_what_was_stopped(tokens, kept, truncated, e
     chosen, weights = choose(ShortestAndLongest(2, 2), group)
     assert dict(zip(chosen, weights, strict=True)) == pytest.approx(expected)
     assert group.kept_G.tolist() == [kept.get(g, 1.0) for g in range(len(tokens))]
+
+
+def released_pods(rewards, m):
+    """How many of the highest rewards PODS's released loop takes: all m, or the first i from 0 on with a larger variance."""
+    order = sorted(rewards, reverse=True)
+
+    def variance(high):
+        kept = order[:high] + order[len(order) - (m - high) :]
+        return m * sum(Fraction(each) ** 2 for each in kept) - sum(map(Fraction, kept)) ** 2
+
+    best = m
+    for high in range(m):
+        if variance(high) > variance(best):
+            best = high
+    return variance(best), sorted(order[:best] + order[len(order) - (m - best) :])
+
+
+def test_the_subset_of_pods_is_that_of_its_released_loop_also_where_several_have_the_same_variance():
+    """Of equal ones ours has the fewest right; theirs is the m highest, where these are among them, and else ours."""
+    for right, wrong, m in product(range(7), range(7), range(2, 9)):
+        rewards = [1.0] * right + [0.0] * wrong
+        if m <= len(rewards):
+            kept = sorted(rewards[g] for g in max_variance_subset(rewards, m))
+            released = released_pods(rewards, m)[1]
+            begins_with_the_highest = released == sorted(rewards)[-m:]
+            assert kept == released or (begins_with_the_highest and sum(kept) == sum(released) - 1), (right, wrong, m)
+
+
+@given(st.lists(st.integers(0, 4), min_size=2, max_size=10), st.data())
+def test_the_subset_of_pods_has_the_variance_of_its_released_loop(rewards, data):
+    """Of graded rewards, subsets of the same variance may differ."""
+    m = data.draw(st.integers(1, len(rewards)))
+    kept = [Fraction(rewards[g]) for g in max_variance_subset(list(map(float, rewards)), m)]
+    assert m * sum(each**2 for each in kept) - sum(kept) ** 2 == released_pods(rewards, m)[0]
 
 
 @pytest.mark.parametrize(

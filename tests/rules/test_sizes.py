@@ -69,7 +69,8 @@ def test_the_most_is_what_the_factor_says():
         ([1.0, 3.0], 1, False, [9, 15]),  # 8 rows, 12 rollouts on average, at most 16
         ([1.0, 3.0], 10, False, [10, 14]),
         ([2.0, 3.0], 10, False, [11, 13]),
-        ([2.0, 3.0], 10, True, [10, 14]),  # 0 and 1: the first gets no more than the floor
+        ([2.0, 3.0], 10, True, [10, 14]),  # 1 and 2
+        ([2.0, 2.5], 10, True, [11, 13]),  # 1 and 1.5: deviations that differ by less than a token are nearly alike
         ([2.0, 2.0], 10, True, [12, 12]),
         ([7.0], 10, True, [12]),
         ([1.0, 3.0], 13, False, [13, 13]),  # above the mean: the floor holds
@@ -113,6 +114,82 @@ def test_the_released_deviation_is_the_samples_of_the_trained_rows_alone():
     rule.observe(memory, GroupView.of([0] * 4, tokens=[8, 5, 6, 7]))
     first, second = (np.std(lengths, ddof=1) for lengths in ([10, 20, 90], [5, 6, 8]))
     assert memory["std_N"][0] == pytest.approx(first + 0.3 * (second - first), rel=1e-6)
+
+
+def test_a_prompt_that_was_never_visited_has_the_mean_of_all_that_were_as_in_the_released_code():
+    """Prompts 0 to 3 have deviations of 1, 4, 10 and 25, prompts 4 and 5 none; ordered are 0 and 4."""
+    recorded, batch = (
+        recipes.darts(2, 7, 1, least=10, unseen=unseen).stages[0].size for unseen in ("recorded", "batch")
+    )
+    groups = [GroupView.of([], prompt=prompt, group=at) for at, prompt in enumerate((0, 4))]
+    sizes_of = {}
+    for rule in (recorded, batch):
+        memory = rule.init(PromptTable(6))
+        for prompt, std in enumerate((3.0, 4.0, 10.0, 25.0)):
+            rule.observe(memory, GroupView.of([0, 0], prompt=prompt, tokens=[100, 100 + round(2 * std)]))
+        rule.observe(memory, GroupView.of([0, 0], prompt=0, tokens=[7, 7]))  # 3 becomes 2.1
+        sizes_of[rule is recorded] = list(rule(groups, View.of(6, rows=8), memory))
+    assert memory_after(recorded, 6) == pytest.approx((4, (2.1 + 4 + 10 + 25)))
+    assert sizes_of == {True: [10, 14], False: [12, 12]}  # 2.1 beside 10.3, or beside 2.1
+
+
+def memory_after(rule, prompts):
+    """Number of recorded prompts and the sum of their deviations, also after the data set was turned round."""
+    memory = rule.init(PromptTable(prompts))
+    for prompt, std in enumerate((3.0, 4.0, 10.0, 25.0)):
+        rule.observe(memory, GroupView.of([0, 0], prompt=prompt, tokens=[100, 100 + round(2 * std)]))
+    rule.observe(memory, GroupView.of([0, 0], prompt=0, tokens=[7, 7]))
+    turned = rule.remap(memory, np.arange(prompts)[::-1].copy(), PromptTable(prompts))
+    assert turned["recorded_2"] == pytest.approx(memory["recorded_2"])
+    assert rule.remap(memory, np.array([-1, 1, 2]), PromptTable(3))["recorded_2"] == pytest.approx((2, 14.0))
+    return tuple(memory["recorded_2"].tolist())
+
+
+class Released:
+    """The sizes of DARTS's released code, written from its algorithm: running deviations by key, and its solver."""
+
+    def __init__(self, mean, least, most):
+        self.mean, self.least, self.most, self.record = mean, least, most, {}
+
+    def sizes(self, prompts):
+        mean = sum(self.record.values()) / len(self.record) if self.record else 0.0
+        std = [self.record.get(prompt, mean) for prompt in prompts]
+        low, high = min(std), max(std)
+        std = [(each - low + 1) / (high - low) if high > low else 1.0 for each in std]
+        made = [self.least] * len(prompts)
+        for _ in range(self.mean * len(prompts) - sum(made)):
+            gains = [each / m - each / (m + 1) if m < self.most else -1.0 for each, m in zip(std, made, strict=True)]
+            made[gains.index(max(gains))] += 1
+        return made
+
+    def learn(self, prompt, trained):
+        now = float(np.std(trained, ddof=1))
+        self.record[prompt] = 0.3 * now + 0.7 * self.record[prompt] if prompt in self.record else now
+
+
+def test_over_a_run_sizes_are_distributed_as_in_the_released_code():
+    """64 prompts of very different lengths in batches of 16, three passes over the data; half of them are new at first."""
+    recipe = recipes.darts(
+        16, 5, 3, least=10, normalise=True, lengths_of="trained", longest_by="size", unseen="recorded"
+    )
+    rule, released = recipe.stages[0].size, Released(12, 10, 16)
+    memory, random = rule.init(PromptTable(64)), np.random.default_rng(0)
+    spread_N, made, expected = random.uniform(0.05, 1.2, 64), [], []
+    for _ in range(12):
+        prompts = random.permutation(64)[:16].tolist()
+        groups = [GroupView.of([], prompt=prompt, group=at) for at, prompt in enumerate(prompts)]
+        sizes_G = list(rule(groups, View.of(64, rows=8), memory))
+        made += sizes_G
+        expected += released.sizes(prompts)
+        for prompt, size in zip(prompts, sizes_G, strict=True):
+            lengths = random.lognormal(6, spread_N[prompt], size).astype(int).tolist()
+            tail = min(3, (16 - size) // 2)
+            by_length = sorted(lengths)
+            released.learn(prompt, by_length[: 8 - tail] + by_length[size - tail :])
+            rule.observe(memory, GroupView.of([0] * size, prompt=prompt, tokens=lengths))
+    assert len(set(expected)) == 7  # every size from 10 to 16
+    assert np.bincount(made, minlength=17).tolist() == pytest.approx(np.bincount(expected, minlength=17), abs=2)
+    assert np.mean(np.array(made) == expected) > 0.98  # records are kept in single precision
 
 
 def knapsack(rule, predictions):

@@ -392,6 +392,13 @@ class SizeRule(Rule):
     def observe(self, memory: Memory, group: GroupView) -> None:
         """Learn from a visit in which all rollouts have ended, including stopped rollouts. Changes `memory`."""
 
+    def remap(self, memory: Memory, source_N: NDArray[np.int64], table: PromptTable) -> Memory:
+        """Return the memory for another data set, see `PromptRule.remap`. `memory` is the saved memory."""
+        fresh = self.init(table)
+        if fresh.keys() == memory.keys():
+            follow(fresh, memory, source_N)
+        return fresh
+
     @abstractmethod
     def __call__(self, groups: Sequence[GroupView], view: View, memory: Memory) -> Sequence[int]: ...
 

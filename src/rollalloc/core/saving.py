@@ -15,7 +15,6 @@ from rollalloc.core.packing import (
     amount,
     differences,
     exact_keys,
-    follow,
     is_rate,
     natural,
     naturals,
@@ -170,12 +169,12 @@ def _load_size_memory(
 ) -> None:
     """Load the memory of each size rule, as in `_load_memory`."""
     exact_keys(saved, [str(at) for at in range(len(stages))], "stages")
-    for at, memory in run.size_memory.items():
+    for at, memory in list(run.size_memory.items()):
         before = saved.get(at)
         if before is None:  # the saved recipe had fewer stages
             continue
         if source_N is not None and before.keys() == memory.keys():
-            follow(memory, before, source_N)
+            run.size_memory[at] = run.recipe.stages[int(at)].size.remap(before, source_N, run.table)
         elif source_N is None and _is_alike(before, memory):
             memory.update(before)
         elif stages[int(at)]["size"] == run.recipe.description["stages"][int(at)]["size"]:

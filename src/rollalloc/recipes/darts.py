@@ -10,7 +10,7 @@ How this differs from the paper and its released code:
   three choices: let all rollouts end ("exact"), train on a weighted random sample of the late rollouts ("sampled"), or
   train only on the shortest rollouts ("none").
 - Truncated rollouts become rows only if there are too few other rollouts.
-- Parts of the released code are off by default, but can be set: `least`, `normalise`, `longest_by="size"` and
+- Parts of the released code are off by default, but can be set: `least`, `normalise`, `unseen`, `longest_by="size"` and
   `lengths_of="trained"`.
 
 PAPERS.md has the full list.
@@ -70,6 +70,7 @@ def darts(
     normalise: bool = False,
     longest_by: Literal["all", "size"] = "all",
     lengths_of: Literal["all", "trained"] = "all",
+    unseen: Literal["batch", "recorded"] = "batch",
 ) -> Recipe:
     """DARTS: generate spare rollouts, train on the shortest and longest, stop the others. arXiv 2605.30859.
 
@@ -100,14 +101,17 @@ def darts(
         share: share of a solved prompt's visits in which late rollouts are kept, in (0, 1].
         least: minimum number of rollouts of each group, in [K + L, (1 + max_redundancy) / 2 · (K + L)]. The released
             code has 10 rollouts for K + L = 8 rows. None: K + L.
-        normalise: True: as in the released code, use (σ - min) / (max - min) over the groups ordered together, where σ is
-            the standard deviation of a prompt's lengths. False: use σ in tokens.
+        normalise: True: as in the released code, use (σ - min + 1) / (max - min) over the groups ordered together, where σ
+            is the standard deviation of a prompt's lengths. False: use σ in tokens.
         longest_by: how L depends on the prompt. "all": L is the same for every prompt. "size": as in the released code,
             prompts with more rollouts have a smaller L and a larger K (`longest_rows`).
         lengths_of: which rollouts of a visit are used to compute σ. "all": all rollouts; the length of a stopped rollout
             is its length so far. "trained": only the trained rollouts, as in the released code. Most of these are short,
             so σ is too small for prompts whose lengths vary most. "trained" cannot be combined with latency, which
             predicts the lengths of all rollouts.
+        unseen: σ of a prompt that was never visited. "batch": the mean σ of the other prompts that are ordered together.
+            "recorded": as in the released code, the mean σ of all prompts that were visited so far. "recorded" cannot be
+            combined with latency.
 
     Raises:
         ValueError: a value is out of its range, or two values contradict each other.
@@ -129,9 +133,15 @@ def darts(
     one_of("tail", tail, ("exact", "sampled", "none"))
     one_of("longest_by", longest_by, ("all", "size"))
     one_of("lengths_of", lengths_of, ("all", "trained"))
+    one_of("unseen", unseen, ("batch", "recorded"))
     if lengths_of != "all" and latency is not None:
         raise ValueError(
             f"latency predicts the lengths of all rollouts, got lengths_of={lengths_of!r} as well; leave one of them out"
+        )
+    if unseen != "batch" and latency is not None:
+        raise ValueError(
+            "latency predicts the lengths of new prompts from those that are ordered with them, got unseen='recorded' as "
+            "well; leave one of them out"
         )
     if longest_by != "all" and (tail == "none" or not longest):
         raise ValueError(
@@ -145,7 +155,12 @@ def darts(
     floor, by_size = 1 if least is None else least, longest_by == "size"
     chosen = ShortestAndLongest(shortest, longest, by_size)
     size = Redundant(
-        (1 + max_redundancy) / 2, max_redundancy, floor, normalise, chosen if lengths_of == "trained" else None
+        (1 + max_redundancy) / 2,
+        max_redundancy,
+        floor,
+        normalise,
+        chosen if lengths_of == "trained" else None,
+        unseen == "recorded",
     )
     if latency is not None:
         size = Priced(max_redundancy, latency, longest, by_size, floor, normalise)
@@ -225,10 +240,12 @@ class Redundant(_ByLengths):
         mean_factor: average number of rollouts for each row, in [1, max_factor].
         max_factor: largest number of rollouts for each row, up to 1024.
         least: minimum number of rollouts of a group, clipped to [rows, max_factor · rows].
-        normalise: True: use (σ - min) / (max - min) over the groups that are ordered together; the group whose lengths
-            vary least then gets only `least`. False: use σ in tokens.
+        normalise: True: use (σ - min + 1) / (max - min) over the groups that are ordered together; the group whose lengths
+            vary least then gets little more than `least`. False: use σ in tokens.
         trained: a row rule: σ is the sample standard deviation over the rollouts that the rule chooses. None: σ is the
             population standard deviation over all rollouts.
+        recorded: a prompt without a record gets the mean σ of all prompts with a record (True), or of those that are ordered
+            together (False).
     """
 
     mean_factor: float
@@ -236,6 +253,7 @@ class Redundant(_ByLengths):
     least: int = 1
     normalise: bool = False
     trained: ShortestAndLongest | None = None
+    recorded: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.mean_factor <= self.max_factor <= MOST_FACTOR:
@@ -247,6 +265,24 @@ class Redundant(_ByLengths):
     def __call__(self, groups: Sequence[GroupView], view: View, memory: Memory) -> Sequence[int]:
         # A single group gets all rollouts, whatever its deviation.
         return self.spread(np.ones(1) if len(groups) == 1 else _deviations(groups, memory), rows_of(view))
+
+    def init(self, table: PromptTable) -> Memory:
+        # `recorded_2`: number of prompts with a record, and the sum of their σ. To sum over all prompts would take longer.
+        return _ByLengths.init(self, table) | ({"recorded_2": np.zeros(2)} if self.recorded else {})
+
+    def observe(self, memory: Memory, group: GroupView) -> None:
+        before = float(memory["std_N"][group.prompt])
+        _ByLengths.observe(self, memory, group)
+        after = float(memory["std_N"][group.prompt])
+        if self.recorded and not isnan(after):
+            memory["recorded_2"] += (1, after) if isnan(before) else (0, after - before)
+
+    def remap(self, memory: Memory, source_N: NDArray[np.int64], table: PromptTable) -> Memory:
+        fresh = _ByLengths.remap(self, memory, source_N, table)
+        if self.recorded:
+            known = ~np.isnan(fresh["std_N"])
+            fresh["recorded_2"][:] = known.sum(), fresh["std_N"][known].sum(dtype=np.float64)
+        return fresh
 
     def spread(self, std_G: NDArray[np.float64], rows: int) -> list[int]:
         """Return the size of each group.
@@ -260,7 +296,7 @@ class Redundant(_ByLengths):
         if groups == 1:
             return [least + spare]
         if self.normalise and np.ptp(std_G) > 0:
-            std_G = (std_G - std_G.min()) / np.ptp(std_G)
+            std_G = std_G - std_G.min() + 1  # the division by max - min changes no comparison
         std_G = np.maximum(std_G, 1e-9 * max(1.0, float(std_G.max())))  # if all are 0, rollouts are divided evenly
         sizes = [least] * groups
         gains = [(-std / (least * (least + 1)), g) for g, std in enumerate(std_G.tolist())]
@@ -286,9 +322,10 @@ class Redundant(_ByLengths):
     ) -> dict[str, bool]:
         size_G, rows = np.asarray(sizes, np.float64), rows_of(view)
         std_G = np.array([float(memory["std_N"][group.prompt]) for group in groups])
-        std_G = np.where(np.isnan(std_G), np.nanmean(std_G) if np.isfinite(std_G).any() else 1.0, std_G)
+        others = memory["std_N"] if self.recorded else std_G
+        std_G = np.where(np.isnan(std_G), np.nanmean(others) if np.isfinite(others).any() else 1.0, std_G)
         if self.normalise and std_G.max() > std_G.min():
-            std_G = np.interp(std_G, (std_G.min(), std_G.max()), (0.0, 1.0))
+            std_G = std_G - float(min(std_G)) + 1
         most = _most(rows, self.max_factor)
         floor = most if self.least > most else max(self.least, rows)
         gain_G = np.where(size_G < most, std_G / (size_G * (size_G + 1)), -np.inf)  # gain from one more rollout
@@ -312,10 +349,14 @@ def _most(rows: int, factor: float) -> int:
 
 
 def _deviations(groups: Sequence[GroupView], memory: Memory) -> NDArray[np.float64]:
-    """Standard deviation of each prompt's lengths, shape (G,). A prompt without a record gets the others' mean, or 1."""
+    """Standard deviation of each prompt's lengths, shape (G,). A prompt without a record gets the mean, or 1.
+
+    The mean is over all prompts with a record if the memory counts them, and otherwise over these groups.
+    """
     std_G = memory["std_N"][[group.prompt for group in groups]].astype(np.float64)
     known = std_G[~np.isnan(std_G)]
-    std_G[np.isnan(std_G)] = known.mean() if known.size else 1.0
+    count, total = memory.get("recorded_2", (known.size, known.sum()))
+    std_G[np.isnan(std_G)] = total / count if count else 1.0
     return std_G
 
 
