@@ -4,8 +4,8 @@
 # make test   sets up .venv and runs the tests, about 260 CPU seconds; make test-e2e  those of whole commands and processes
 # make test-arithmetic  the tests that compare arithmetic, as other processors compute; make mutants  defects that tests must see
 # make test-trl-vllm  sets up .venv-verl and trains with TRL's trainer and the real vLLM on CPUs
-# make check  lint, and types and tests of what decides, in about 40 CPU seconds; make types  the types of all of src
-# make bench  speed; make clean  removes what these made
+# make check  lint, and types and tests of what decides, in about 40 CPU seconds; make types  all other types
+# make bench  speed, against the limits of docs/benchmark.md; make clean  removes what these made
 # make package sets up .venv, builds wheel and sdist into dist/, checks and tries them, and resolves each extra
 # make installs  resolves every install command that README, guides, recipes and this file show, for each Python; installs nothing
 # make released  sets up .venv-verl and compares the runs of recipes/verl with the released scripts' values
@@ -96,13 +96,7 @@ types: .venv/ready
 	.venv/bin/pyright
 
 bench: .venv/ready
-	.venv/bin/python benchmarks/core.py
-	OMP_NUM_THREADS=1 .venv/bin/python benchmarks/predictor.py speed
-	.venv/bin/python benchmarks/sampler.py
-	.venv/bin/python benchmarks/features.py
-	.venv/bin/python benchmarks/rewards.py speed
-	.venv/bin/python benchmarks/rewards.py hostile
-	.venv/bin/python benchmarks/trl_driver.py speed
+	OMP_NUM_THREADS=1 .venv/bin/python benchmarks/every.py
 
 # For a person: GIVEN="--install all" installs each extra for real, gigabytes.
 package: .venv/ready

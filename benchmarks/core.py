@@ -1,29 +1,43 @@
 """Speed of the core, against the bars of docs/benchmark.md: `make bench`.
 
-Machines differ, and one machine differs from minute to minute. So what the core spends on an event is stated as a
-multiple of the time that the same run takes to create that event, and each figure is the median over repeats, each beside
-a yardstick of its own.
+Machines differ, and one machine differs from minute to minute. So what the core spends on an event is stated as a multiple
+of the time that the same run takes to create that event, and each figure is the median over repeats, each beside a
+yardstick of its own. All times are the processor's.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
 import time
 import tracemalloc
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
+from bars import Bars, with_smallest
 
 from rollalloc import Allocator, Recipe, recipes
 from rollalloc.core.events import Actions, Done, Event, Updated
 from rollalloc.recipes.mopps import Posterior
 from rollalloc.rules.rows import max_variance_subset
 
-PROMPTS = 1_000_000
-REPEATS = 7
-clock = time.perf_counter
+clock = time.process_time  # of one thread: other work on the machine is not ours
+
+
+@dataclass(frozen=True)
+class Size:
+    """What is measured: prompts of the data set, repeats of a figure, events told one by one, and batches told in waves."""
+
+    prompts: int = 1_000_000
+    repeats: int = 7
+    events: int = 20_000
+    batches: int = 12
+
+
+BYTES, BYTES_OF_EVIDENCE = 69, 6  # largest size of a state per prompt; what a recipe that evicts by evidence adds
+SMALLEST = Size(prompts=2_000, repeats=1, events=200, batches=3)
 
 
 def results(actions: Actions, version: int, rng: np.random.Generator) -> list[Event]:
@@ -45,9 +59,11 @@ def yardstick(events: int = 20_000) -> float:
     return (clock() - start) / len(made)
 
 
-def waves(recipe: Recipe, batches: int, seed: int = 0) -> list[tuple[float, int]]:
+def waves(recipe: Recipe, prompts: int, batches: int, seed: int = 0) -> list[tuple[float, int]]:
     """Seconds spent in tell and ask, and events told, for each batch of a synchronous run."""
-    allocator, rng, spent, told, out = Allocator(recipe, PROMPTS, seed), np.random.default_rng(seed), 0.0, 0, []
+    allocator, rng = Allocator(recipe, prompts, seed), np.random.default_rng(seed)
+    spent, told = 0.0, 0
+    out: list[tuple[float, int]] = []
     while len(out) < batches:
         start = clock()
         actions = allocator.ask()
@@ -65,12 +81,12 @@ def waves(recipe: Recipe, batches: int, seed: int = 0) -> list[tuple[float, int]
     return out
 
 
-def one_by_one(recipe: Recipe, events: int = 20_000, slots: int = 4096) -> float:
+def one_by_one(recipe: Recipe, prompts: int, events: int, slots: int = 4096) -> float:
     """Seconds an event where each completion is told alone and its slot asked for again, less the clock's own.
 
     The first ask, which shuffles the data set, is not in it: that is paid once an epoch, whatever ends.
     """
-    allocator, rng = Allocator(recipe, PROMPTS, 0), np.random.default_rng(0)
+    allocator, rng = Allocator(recipe, prompts, 0), np.random.default_rng(0)
     running = results(allocator.ask(slots), 0, rng)
     told, spent = 0, 0.0
     while told < events:
@@ -94,17 +110,19 @@ def one_by_one(recipe: Recipe, events: int = 20_000, slots: int = 4096) -> float
     return (spent - 2 * (clock() - start)) / events
 
 
-def multiples(measure: Callable[[], Iterable[float]]) -> str:
-    """What an event costs as a multiple of creating it, with its spread, and both in seconds."""
-    ratios, costs, yards = [], [], []
-    for _ in range(REPEATS):
+def multiples(measure: Callable[[], Iterable[float]], repeats: int) -> tuple[float, str]:
+    """What an event costs as a multiple of creating it; and the same in words, with its spread and both in seconds."""
+    ratios: list[float] = []
+    costs: list[float] = []
+    yards: list[float] = []
+    for _ in range(repeats):
         before = yardstick()
         cost = statistics.median(measure())
         yard = min(before, yardstick())
         ratios.append(cost / yard)
         costs.append(cost)
         yards.append(yard)
-    return (
+    return statistics.median(ratios), (
         f"{statistics.median(ratios):.1f} times creating it [{min(ratios):.1f}-{max(ratios):.1f}]"
         f" ({statistics.median(costs) * 1e6:.1f} µs, creating it {statistics.median(yards) * 1e6:.1f} µs)"
     )
@@ -112,7 +130,7 @@ def multiples(measure: Callable[[], Iterable[float]]) -> str:
 
 def seconds(action: Callable[[], object], repeats: int = 5) -> float:
     """Median time of an action."""
-    times = []
+    times: list[float] = []
     for _ in range(repeats):
         start = clock()
         action()
@@ -120,50 +138,70 @@ def seconds(action: Callable[[], object], repeats: int = 5) -> float:
     return statistics.median(times)
 
 
-def memory() -> dict[str, float]:
-    """Bytes a prompt: allocated at 1,000,000 prompts, and of the saved state without base64."""
-    out = {}
-    for name, prompts in (("shuffled", None), ("posterior", Posterior())):
+def memory(prompts: int) -> dict[str, float]:
+    """Bytes a prompt: allocated, and of the saved state as JSON, of recipes that shuffle and that keep a posterior."""
+    out: dict[str, float] = {}
+    for name, rule in (("shuffled", None), ("posterior", Posterior())):
         recipe = recipes.pilot_commit(384, 32, 96, 384)
-        recipe = recipe if prompts is None else replace(recipe, prompts=prompts)
+        recipe = recipe if rule is None else replace(recipe, prompts=rule)
         tracemalloc.start()
-        allocator = Allocator(recipe, PROMPTS, 0)
+        allocator = Allocator(recipe, prompts, 0)
         allocator.ask()
-        out[name] = tracemalloc.get_traced_memory()[0] / PROMPTS
+        out[name] = tracemalloc.get_traced_memory()[0] / prompts
         tracemalloc.stop()
-        out[f"{name} saved"] = len(json.dumps(allocator.state_dict())) / PROMPTS
+        out[f"{name} saved"] = len(json.dumps(allocator.state_dict())) / prompts
     return out
 
 
-def main() -> None:
-    paper = recipes.pilot_commit(128, 32, 96, 384)
+def measure_events(size: Size, paper: Recipe, bars: Bars) -> None:
+    """What `tell` and `ask` spend on an event, told in waves and by itself."""
     # Back-pressure opens pilots only as they are needed, so a step has between 128x96 and 384x32 + 128x96 rollouts.
-    largest = max(waves(paper, 12)[2:], key=lambda step: step[1])
+    largest = max(waves(paper, size.prompts, size.batches)[2:], key=lambda step: step[1])
     print(f"step of 384x32 + 128x96: {largest[0]:.3f} s for {largest[1]:,} events")
-    told = multiples(lambda: [spent / count for spent, count in waves(paper, 5)[1:]])
-    print(f"an event told in waves: {told}, bar 2.5")
+    ratio, said = multiples(
+        lambda: [spent / count for spent, count in waves(paper, size.prompts, min(5, size.batches))[1:]], size.repeats
+    )
+    print(f"an event told in waves: {said}, {bars.at_most('an event told in waves', ratio, 2.5)}")
     for name, recipe in {
         "grpo": recipes.grpo(128, 64),
         "pilot_commit": paper,
         "darts": recipes.darts(128, 7, 1, tail="sampled"),
     }.items():
         carried = replace(recipe, max_staleness=max(4, recipe.max_staleness))
-        cost = multiples(lambda recipe=carried: [one_by_one(recipe)])
-        print(f"an event told by itself, {name}: {cost}, bar 6")
-    allocator = Allocator(paper, PROMPTS, 0)
+        ratio, said = multiples(lambda recipe=carried: [one_by_one(recipe, size.prompts, size.events)], size.repeats)
+        print(f"an event told by itself, {name}: {said}, {bars.at_most(f'an event told by itself, {name}', ratio, 6)}")
+
+
+def measure_state(size: Size, paper: Recipe, bars: Bars) -> None:
+    """What saving, loading and PODS's subset take, and how large the state is."""
+    allocator = Allocator(paper, size.prompts, 0)
     allocator.tell(results(allocator.ask(), 0, np.random.default_rng(0)))
     allocator.ask()
     state = allocator.state_dict()
     save, load = seconds(allocator.state_dict), seconds(lambda: allocator.load_state_dict(state))
     text = seconds(lambda: json.dumps(state))
+    for name, taken, bar in (("state_dict", save, 1), ("loading it", load, 3)):
+        print(
+            f"{name}: {taken / text:.1f} times json.dumps of it ({taken:.3f} s), {bars.at_most(name, taken / text, bar)}"
+        )
+    rewards = np.random.default_rng(0).standard_normal(size.prompts)
+    subset, sort = seconds(lambda: max_variance_subset(rewards, size.prompts // 4)), seconds(lambda: np.sort(rewards))
     print(
-        f"state_dict {save / text:.1f}, load {load / text:.1f} times json.dumps of it ({save:.3f} s, {load:.3f} s), "
-        "bars 1 and 3"
+        f"max_variance_subset of {size.prompts:,}: {subset / sort:.1f} times sorting them ({subset:.3f} s), "
+        f"{bars.at_most('max_variance_subset', subset / sort, 20)}"
     )
-    rewards = np.random.default_rng(0).standard_normal(1_000_000)
-    subset, sort = seconds(lambda: max_variance_subset(rewards, 250_000)), seconds(lambda: np.sort(rewards))
-    print(f"max_variance_subset of 1,000,000: {subset / sort:.1f} times sorting them ({subset:.3f} s), bar 20")
-    print("bytes per prompt: " + ", ".join(f"{name} {value:.1f}" for name, value in memory().items()) + "; bar 64")
+    for name, taken in memory(size.prompts).items():
+        bar = BYTES + (BYTES_OF_EVIDENCE if name.startswith("posterior") else 0)
+        print(f"bytes per prompt, {name}: {taken:.1f}, {bars.at_most(f'bytes per prompt, {name}', taken, bar)}")
+
+
+def main() -> None:
+    given = with_smallest(argparse.ArgumentParser(description=__doc__)).parse_args()
+    size, bars = SMALLEST if given.smallest else Size(), Bars(judged=not given.smallest)
+    paper = recipes.pilot_commit(128, 32, 96, 384)
+    measure_events(size, paper, bars)
+    measure_state(size, paper, bars)
+    bars.end()
 
 
 if __name__ == "__main__":

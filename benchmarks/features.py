@@ -1,7 +1,7 @@
 """Speed of features of prompts, against bare forward passes of the same prompts: `make bench`.
 
-One process, one thread, a small model with random weights. Each repeat times both, one after the other; the figure is the
-median of the repeats' ratios, so that a busy machine weighs on both.
+One process, one thread, a small model with random weights. Each repeat times both, one after the other, by the processor's
+seconds; the figure is the median of the repeats' ratios.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from bars import Bars, with_smallest
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from rollalloc.models.features import BATCH_TOKENS, features_of
@@ -50,30 +51,37 @@ def bare(model: Qwen2ForCausalLM, tokens: list[list[int]]) -> None:
 
 
 def seconds(work: Callable[[], object]) -> float:
-    began = time.perf_counter()
+    began = time.process_time()
     work()
-    return time.perf_counter() - began
+    return time.process_time() - began
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="tokens a second of features, as a ratio to bare forward passes")
+    parser = with_smallest(
+        argparse.ArgumentParser(description="tokens a second of features, as a ratio to bare forward passes")
+    )
     parser.add_argument("--prompts", type=int, default=1000)
     parser.add_argument("--repeats", type=int, default=5)
     given = parser.parse_args()
+    prompts, repeats = (20, 1) if given.smallest else (given.prompts, given.repeats)
+    bars = Bars(judged=not given.smallest)
     torch.set_num_threads(1)
     model, rng = make_model(), np.random.default_rng(0)
     for low, high in ((4, 16), (32, 256)):
-        tokens = [rng.integers(1, VOCABULARY, size).tolist() for size in rng.integers(low, high + 1, given.prompts)]
+        tokens = [rng.integers(1, VOCABULARY, size).tolist() for size in rng.integers(low, high + 1, prompts)]
         bare(model, tokens[:100])  # it warms up
         taken = [
             (seconds(lambda t=tokens: bare(model, t)), seconds(lambda t=tokens: features_of(model, t, pad_id=PAD)))
-            for _ in range(given.repeats)
+            for _ in range(repeats)
         ]
         ratios, total = [base / ours for base, ours in taken], sum(map(len, tokens))
+        ratio = statistics.median(ratios)
         print(
             f"prompts of {low} to {high} tokens: {total / statistics.median(ours for _, ours in taken):,.0f} tokens a "
-            f"second, {statistics.median(ratios):.2f} of a bare pass ({min(ratios):.2f} to {max(ratios):.2f}), bar {BAR}"
+            f"second, {ratio:.2f} of a bare pass ({min(ratios):.2f} to {max(ratios):.2f}), "
+            f"{bars.at_least(f'features of prompts of {low} to {high} tokens', ratio, BAR)}"
         )
+    bars.end()
 
 
 if __name__ == "__main__":

@@ -680,8 +680,9 @@ def guarded_against_itself() -> float:
     for name in ("kill", "system", "putenv", "remove", "fork", "getcwd", "chdir", "read", "write", "_exit", "getpid"):
         setattr(os, name, None)
     shutil.rmtree = subprocess.Popen = None
+    modules: Any = sys.modules
     for name in ("json", "resource", "psutil"):
-        sys.modules[name] = None
+        modules[name] = None
     resource.setrlimit(resource.RLIMIT_STACK, (2**20, 2**20))
     return 0.75
 
@@ -792,9 +793,10 @@ def audit_hook_left() -> float:
 
 @hostile
 def scorer_replaced() -> float:
-    function = sys.modules["rollalloc.rewards.function"]
+    modules: Any = sys.modules
+    function = modules["rollalloc.rewards.function"]
     function.to_outcome = lambda _: function.Scored(0.5, 0.5)
-    sys.modules["rollalloc.rewards._worker"].score_sample = lambda *_: function.Scored(0.25, 0.25)
+    modules["rollalloc.rewards._worker"].score_sample = lambda *_: function.Scored(0.25, 0.25)
     return 0.75
 
 
@@ -834,7 +836,7 @@ def hang() -> None:
 
 @hostile
 def spin_in_c() -> None:
-    9**9**9**9
+    _kept.append(9**9**9**9)
 
 
 @hostile

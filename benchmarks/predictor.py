@@ -4,41 +4,60 @@ and what drawing by it does to it (`selection`). One thread of BLAS: OMP_NUM_THR
 
 from __future__ import annotations
 
+import argparse
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
+from bars import Bars, with_smallest
 
 from rollalloc.core.events import Done
 from rollalloc.predict import quality
 from rollalloc.predict.predictor import Predictor
 
 clock = time.process_time  # of one thread: other work on the machine is not ours
-PROMPTS, WIDTH = 1_000_000, 256
+WIDTH = 256  # features of a prompt
+# Largest multiples of the time that XᵀX of the kept events takes: a fit to these events, and the rates of 8,192 prompts.
+# They are 1 s and 50 ms on the machine of 2026-11-22, where XᵀX took 22.6 ms (dev/LOG.md).
+FIT, RATES = 44.0, 2.2
+OBSERVED = 3.3  # largest multiple of the time that an event takes to create: observing it; 10 µs on that machine
+POOLS = {4: None, 8: None, 16: RATES}  # candidates of a draw of 512, by multiples, and their bar
 
 
-def median_of(action: Callable[[], object], repeats: int = 7, before: Callable[[], object] = lambda: None) -> str:
-    """Median time of an action and its range, in milliseconds; `before` is done before each, and not timed."""
-    times = []
+def milliseconds(
+    action: Callable[[], object], repeats: int, before: Callable[[], object] = lambda: None
+) -> list[float]:
+    """The times of an action; `before` is done before each, and not timed."""
+    times: list[float] = []
     for _ in range(repeats):
         before()
         start = clock()
         action()
         times.append(1e3 * (clock() - start))
+    return times
+
+
+def said(times: list[float]) -> str:
+    """The median and the range of times."""
     return f"{statistics.median(times):.1f} ms [{min(times):.1f}-{max(times):.1f}]"
 
 
-def speed() -> None:
-    """Draws and refits of 1,000,000 prompts with 256 features each, and events per second beside creating a `Done`."""
+def speed(prompts: int, repeats: int, bars: Bars) -> None:
+    """Draws and refits, and events that are observed, each beside a yardstick of the same machine.
+
+    Args:
+        prompts: of the data set, each with 256 features.
+        repeats: of a figure.
+        bars: what the medians are held against.
+    """
     rng = np.random.default_rng(0)
-    features = {"hidden": rng.standard_normal((PROMPTS, WIDTH), np.float32)}
+    features = {"hidden": rng.standard_normal((prompts, WIDTH), np.float32)}
     predictor = Predictor(fit_every=1)
-    memory = predictor.init(PROMPTS, {"hidden": WIDTH})
-    who = rng.permutation(PROMPTS)[: 20 * predictor.events]
+    memory = predictor.init(prompts, {"hidden": WIDTH})
+    who = rng.integers(prompts, size=20 * predictor.events)
     rates = 1 / (1 + np.exp(-features["hidden"][who] @ rng.standard_normal(WIDTH) / 8))
     visits = iter(list(zip(who.tolist(), (rng.random(who.size) < rates).astype(float).tolist(), strict=True)))
 
@@ -52,20 +71,27 @@ def speed() -> None:
             predictor.observe(memory, prompt, 0.5, hit, 1)
         return (clock() - between) / len(part), (between - start) / len(made)
 
-    costs, yards = zip(*(observe(predictor.events) for _ in range(9)), strict=True)
+    costs, yards = zip(*(observe(predictor.events) for _ in range(min(9, repeats + 2))), strict=True)
     cost, yard = statistics.median(costs), statistics.median(yards)
-    print(f"observe: {1 / cost:,.0f} events per second, bar 100,000; {cost / yard:.1f} times creating one")
+    held = bars.at_most("an event that the predictor observes", cost / yard, OBSERVED)
+    print(f"observe: {cost / yard:.1f} times creating an event ({1 / cost:,.0f} events per second), {held}")
     square = rng.standard_normal((predictor.events, WIDTH + 1))
-    print(f"yardstick, XᵀX of the {predictor.events} events that are kept: {median_of(lambda: square.T @ square)}")
-    print(f"first fit: {median_of(lambda: predictor.refit(memory, features), 1)}, bar 1000 ms")
-    print(
-        f"refit after 640 more: {median_of(lambda: predictor.refit(memory, features), 7, lambda: observe(640))}, bar 1000 ms"
-    )
+    beside = milliseconds(lambda: square.T @ square, repeats)
+    print(f"yardstick, XᵀX of the {predictor.events} events that are kept: {said(beside)}")
+
+    def show(what: str, times: list[float], bar: float | None) -> None:
+        ratio = statistics.median(times) / statistics.median(beside)
+        held = "" if bar is None else f", {bars.at_most(what, ratio, bar)}"
+        print(f"{what}: {said(times)}, {ratio:.1f} times XᵀX{held}")
+
+    show("first fit", milliseconds(lambda: predictor.refit(memory, features), 1), FIT)
+    again = milliseconds(lambda: predictor.refit(memory, features), repeats, lambda: observe(640))
+    show("refit after 640 more", again, FIT)
     print({name: round(value, 2) for name, value in predictor.figures(memory).items() if "weight" in name})
-    for pool in (4, 8, 16):
-        asked = iter(rng.integers(PROMPTS, size=(50, pool * 512)))
-        took = median_of(lambda asked=asked: predictor(memory, features, next(asked)), 15)
-        print(f"rates of {pool} x 512: {took}, bar 50 ms")
+    for pool, bar in POOLS.items():
+        asked = iter(rng.integers(prompts, size=(repeats, pool * 512)))
+        times = milliseconds(lambda asked=asked: predictor(memory, features, next(asked)), repeats)
+        show(f"rates of {pool} x 512", times, bar)
 
 
 @dataclass(frozen=True)
@@ -82,7 +108,7 @@ class World:
     uniform: float = 0.1
 
 
-def simulate(world: World, predictor: Predictor, seed: int, batches: int = 120, batch: int = 64) -> dict[str, float]:
+def simulate(world: World, predictor: Predictor, seed: int, batches: int, batch: int = 64) -> dict[str, float]:
     """Means over the run of what is said of 1,024 random prompts, every fifth batch from the tenth on."""
     rng = np.random.default_rng(seed)
     count, width = 8192, 64
@@ -90,7 +116,8 @@ def simulate(world: World, predictor: Predictor, seed: int, batches: int = 120, 
     base = x @ (rng.standard_normal(width) * 1.5 / np.sqrt(width)) + rng.standard_normal(count) * 0.5
     base += world.bent * ((x @ rng.standard_normal(width)) ** 2 / width - 1)
     kind, lift = np.argmax(x @ rng.standard_normal((width, 64)), 1), np.full(64, -1.0)
-    memory, found = predictor.init(count, {"hidden": width}), []
+    memory = predictor.init(count, {"hidden": width})
+    found: list[dict[str, float]] = []
     for number in range(batches):
         p = 1 / (1 + np.exp(-(lift[kind] + base)))
         pool = rng.choice(count, 8 * batch, replace=False)
@@ -127,9 +154,9 @@ def worth(said: np.ndarray, p: np.ndarray) -> dict[str, float]:
     }
 
 
-def over_seeds(world: World, predictor: Predictor, seeds: int = 10) -> dict[str, np.ndarray]:
+def over_seeds(world: World, predictor: Predictor, seeds: int, batches: int) -> dict[str, np.ndarray]:
     """Each figure by seed."""
-    runs = [simulate(world, predictor, seed) for seed in range(seeds)]
+    runs = [simulate(world, predictor, seed, batches) for seed in range(seeds)]
     return {name: np.array([run[name] for run in runs]) for name in runs[0]}
 
 
@@ -139,7 +166,7 @@ def shown(figures: dict[str, np.ndarray]) -> str:
     return ", ".join(f"{name} {values.mean():.3f} ± {halves[name]:.3f}" for name, values in figures.items())
 
 
-def drift() -> None:
+def drift(seeds: int, batches: int) -> None:
     """What following a drift changes, paired by seed."""
     worlds = {
         "none": World(),
@@ -150,18 +177,32 @@ def drift() -> None:
     }
     for name, world in worlds.items():
         print(f"drift: {name}")
-        still, following = over_seeds(world, Predictor(drift_rate=0.0)), over_seeds(world, Predictor())
+        still = over_seeds(world, Predictor(drift_rate=0.0), seeds, batches)
+        following = over_seeds(world, Predictor(), seeds, batches)
         change = {key: following[key] - still[key] for key in ("|p̂ − p|", "log-loss", "AUC")}
         print(f"  not followed: {shown(still)}\n  followed: {shown(following)}\n  difference: {shown(change)}")
 
 
-def selection() -> None:
+def selection(seeds: int, batches: int) -> None:
     """What drawing by what is said does to what is said of the others, where the model is right and where it is not."""
     for bent in (0.0, 1.0):
         for uniform in (0.0, 0.1, 1.0):
             print(f"bent {bent}, {uniform:.0%} drawn without regard to p̂")
-            print(f"  {shown(over_seeds(World(bent=bent, uniform=uniform), Predictor()))}")
+            print(f"  {shown(over_seeds(World(bent=bent, uniform=uniform), Predictor(), seeds, batches))}")
+
+
+def main() -> None:
+    parser = with_smallest(argparse.ArgumentParser(description=__doc__))
+    parser.add_argument("part", choices=("speed", "drift", "selection"), nargs="?", default="speed")
+    given = parser.parse_args()
+    seeds, batches = (2, 12) if given.smallest else (10, 120)
+    if given.part == "speed":
+        bars = Bars(judged=not given.smallest)
+        speed(*((20_000, 1) if given.smallest else (1_000_000, 7)), bars)
+        bars.end()
+    else:
+        {"drift": drift, "selection": selection}[given.part](seeds, batches)
 
 
 if __name__ == "__main__":
-    {"speed": speed, "drift": drift, "selection": selection}[sys.argv[1] if len(sys.argv) > 1 else "speed"]()
+    main()

@@ -27,6 +27,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from bars import Bars, with_smallest
 from hostile_functions import HOSTILE, ORDINARY, OVERDUE
 
 from rollalloc.rewards._surroundings import Surroundings
@@ -91,13 +92,13 @@ def ordinary(count: int, seed: int) -> list[tuple[Sample, bool]]:
     return checks
 
 
-def hostile() -> list[Sample]:
-    """50 answers of ten kinds that hang, kill, flood or confuse."""
+def hostile(repeats: int = 2**30) -> list[Sample]:
+    """50 answers of ten kinds that hang, kill, flood or confuse. The longest repeats a letter so many times."""
     kinds = {
         "exponent tower": [r"\boxed{9^{9^{9^{9}}}}", "9**9**9**9", r"\boxed{2^{3^{4^{5^{6}}}}}"],
         "huge factorial": [r"\boxed{(10^{9})!}", r"\boxed{99999999!}"],
         "long product": [r"\boxed{\prod_{i=1}^{1000000} (x+i)}", r"\boxed{\int_0^1 x^{x^{x^{x}}} dx}"],
-        "gigabyte repeat": ["x" * 2**30],
+        "gigabyte repeat": ["x" * repeats],
         "megabyte repeat": [r"\boxed{" + "1+" * 400_000 + "1}", "$" * 900_000],
         "deep braces": [r"\boxed{" + "{" * 10_000 + "1" + "}" * 10_000 + "}", r"\boxed{" * 50_000],
         "deep fractions": [r"\boxed{" + r"\frac{1}{" * 3_000 + "1" + "}" * 3_000 + "}"],
@@ -128,7 +129,7 @@ def time_workers(samples: Sequence[Sample], workers: int) -> tuple[float, list[b
     return seconds, [isinstance(outcome, Scored) and outcome.metric == 1.0 for outcome in outcomes]
 
 
-def measure_speed(count: int, repeats: int) -> None:
+def measure_speed(count: int, repeats: int, bars: Bars) -> None:
     checks = ordinary(count, seed=0)
     samples, truth = [sample for sample, _ in checks], [is_right for _, is_right in checks]
     time_bare(samples[:20])  # imports
@@ -141,13 +142,16 @@ def measure_speed(count: int, repeats: int) -> None:
         wrong = sum(ours != is_right for ours, is_right in zip(worker_answers, truth, strict=True))
         print(f"{count} checks: bare {bare_s:.2f} s, one worker {worker_s:.2f} s, ratio {ratios[-1]:.2f}; ", end="")
         print(f"{agreeing} agree, {wrong} scored against the truth")
-    print(f"median ratio {statistics.median(ratios):.2f} (bar: at most 2)")
+    ratio = statistics.median(ratios)
+    print(f"median ratio {ratio:.2f}, {bars.at_most('scoring by one worker', ratio, 2)}")
 
 
-def measure_hostile(workers: int) -> None:
-    checks = ordinary(950, seed=1)
+def measure_hostile(workers: int, bars: Bars, *, smallest: bool) -> None:
+    checks = ordinary(10 if smallest else 950, seed=1)
     truth = {sample.name: float(is_right) for sample, is_right in checks}
-    samples = [sample for sample, _ in checks] + hostile()
+    quick = ("null bytes/0", "lost worker/0")
+    bad = [each for each in hostile(1) if each.name in quick] if smallest else hostile()
+    samples = [sample for sample, _ in checks] + bad
     random.Random(2).shuffle(samples)
     start = time.perf_counter()
     with WorkerScorer(f"{Path(__file__).resolve()}:reward", workers=workers, limit_s=5) as scorer:
@@ -163,7 +167,8 @@ def measure_hostile(workers: int) -> None:
             fate = f"scored {outcome.metric:g}" if isinstance(outcome, Scored) else outcome.reason[:60]
             fates[sample.name.partition("/")[0], fate] += 1
     print(f"{len(samples)} answers, {sum(fates.values())} hostile, {workers} workers: {seconds:.0f} s")
-    print(f"ordinary answers misjudged or unscored: {misjudged} (bar: 0)")
+    held = bars.at_most("ordinary answers misjudged beside hostile ones", misjudged, 0)
+    print(f"ordinary answers misjudged or unscored: {misjudged}, {held}")
     for (kind, fate), number in fates.items():
         print(f"  {kind}: {number} × {fate}")
     print(f"workers lost: {len(report['lost'])}, slowest: {[entry['name'] for entry in report['slowest'][:3]]}")
@@ -197,7 +202,7 @@ def expected(sample: Sample) -> Scored:
     return Scored(number, 1.0 if sample.completion == "relative" else number)
 
 
-def measure_hostile_functions(count: int, workers: int) -> None:
+def measure_hostile_functions(count: int, workers: int, bars: Bars) -> None:
     samples = mixed(count, seed=3)
     path = f"{Path(__file__).with_name('hostile_functions.py')}:reward"
     start = time.perf_counter()
@@ -215,8 +220,10 @@ def measure_hostile_functions(count: int, workers: int) -> None:
     print(
         f"{count} samples, {count - len(ours)} of them of {len(kinds)} hostile kinds, {workers} workers: {seconds:.0f} s"
     )
-    print(f"ordinary ones: {len(wrong)} wrong, {len(unscored)} unscored (bar: 0 and 0); ", end="")
-    print(f"answers discarded: {report['discarded']}")
+    held = bars.at_most("ordinary samples wrong or unscored beside hostile functions", len(wrong) + len(unscored), 0)
+    print(
+        f"ordinary ones: {len(wrong)} wrong, {len(unscored)} unscored, {held}; answers discarded: {report['discarded']}"
+    )
     for sample, outcome in [*wrong, *unscored][:20]:
         print(f"  {sample.name}: {outcome}, expected {expected(sample)}")
     fates = Counter(
@@ -292,23 +299,27 @@ def _cpu_ms() -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = with_smallest(argparse.ArgumentParser(description=__doc__))
     parser.add_argument("part", choices=["speed", "forks", "hostile", "hostile_functions"])
     parser.add_argument("--checks", type=int, default=2000)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--samples", type=int, default=10_000)
     parser.add_argument("--workers", type=int, nargs="+", help="default: 2, and for hostile_functions 1 and 4")
     given = parser.parse_args()
+    if given.smallest:
+        given.checks, given.repeats, given.samples, given.workers = 8, 1, 10, [1]
+    bars = Bars(judged=not given.smallest)
     if given.part == "speed":
-        measure_speed(given.checks, given.repeats)
+        measure_speed(given.checks, given.repeats, bars)
     elif given.part == "forks":
         measure_forks(given.repeats, given.checks)
     elif given.part == "hostile":
         for workers in given.workers or [2]:
-            measure_hostile(workers)
+            measure_hostile(workers, bars, smallest=given.smallest)
     else:
         for workers in given.workers or [1, 4]:
-            measure_hostile_functions(given.samples, workers)
+            measure_hostile_functions(given.samples, workers, bars)
+    bars.end()
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from bars import Bars, with_smallest
 from datasets import Dataset
 from scipy.stats import bootstrap, ttest_1samp
 from transformers import PreTrainedTokenizerFast, PrinterCallback, Qwen2Config, Qwen2ForCausalLM, TrainerCallback
@@ -40,6 +41,8 @@ from rollalloc.train.loading import one_thread
 from rollalloc.train.train import train
 
 ROWS, GROUP, TOKENS = 256, 8, 64
+# The largest share of stock TRL's step that a step of ours may take, by how rollouts are generated.
+SPEED = {"our sampler": 0.85, "our sampler, half of the prompts solved": 0.85, "generate": 1.05}
 MARGIN = math.log(1.1)
 FEWEST_SEEDS = 6
 
@@ -105,7 +108,7 @@ def half_solved(prompts: list[str], completion_ids: list[list[int]], **_: Any) -
     return [1.0 if len(prompt.split()) % 2 else score for prompt, score in zip(prompts, scores, strict=True)]
 
 
-def speed(repeats: int, threads: int | None, rows: int) -> None:
+def speed(repeats: int, threads: int | None, rows: int, bars: Bars, *, tokens: int = TOKENS) -> None:
     """Ratios of a step's time to stock TRL's in the same repeat.
 
     Args:
@@ -113,6 +116,8 @@ def speed(repeats: int, threads: int | None, rows: int) -> None:
         threads: of PyTorch; None: as many as it takes by itself. With one thread the clock counts processor seconds, the
             time that a step takes alone, however busy the machine is.
         rows: of a micro-batch.
+        bars: what the medians are held against.
+        tokens: limit of a rollout.
     """
     if threads:
         torch.set_num_threads(threads)
@@ -124,7 +129,7 @@ def speed(repeats: int, threads: int | None, rows: int) -> None:
             per_device_train_batch_size=rows,
             gradient_accumulation_steps=ROWS // rows,
             num_generations=GROUP,
-            max_completion_length=TOKENS,
+            max_completion_length=tokens,
             max_steps=1,
             learning_rate=1e-9,  # lengths stay what they are
             logging_steps=10,
@@ -137,9 +142,9 @@ def speed(repeats: int, threads: int | None, rows: int) -> None:
     def ours(reward: Any = even, **changes: Any) -> AllocatedGRPOTrainer:
         return AllocatedGRPOTrainer(small_model(tokenizer), reward, recipe=recipe, **given, **changes)
 
-    stock = GRPOTrainer(small_model(tokenizer), even, **given)
-    bars = {"our sampler": 0.85, "our sampler, half of the prompts solved": 0.85, "generate": 1.05}
-    trainers = dict(zip(bars, (ours(), ours(half_solved), ours(use_sampler=False)), strict=True)) | {"stock TRL": stock}
+    reward: Any = even
+    allocated = dict(zip(SPEED, (ours(), ours(half_solved), ours(use_sampler=False)), strict=True))
+    trainers: dict[str, GRPOTrainer] = {**allocated, "stock TRL": GRPOTrainer(small_model(tokenizer), reward, **given)}
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     times = {name: StepTimes(clock) for name in trainers}
     for name, trainer in trainers.items():
@@ -153,11 +158,12 @@ def speed(repeats: int, threads: int | None, rows: int) -> None:
             for each in times.values():
                 each.seconds.clear()
     print(f"{torch.get_num_threads()} threads, micro-batches of {rows} rows, {repeats} pairs; median, 95% interval")
-    for name, bar in bars.items():
+    for name, bar in SPEED.items():
         ratios = [mine / theirs for mine, theirs in zip(times[name].seconds, times["stock TRL"].seconds, strict=True)]
-        low, high = bootstrap((ratios,), np.median, rng=0).confidence_interval
-        print(f"{name}: {statistics.median(ratios):.2f} of stock TRL's step [{low:.2f}, {high:.2f}], bar {bar}")
-    made = trainers["our sampler"].allocation.generated
+        low, high = bootstrap((ratios,), np.median, rng=0).confidence_interval if repeats > 1 else (math.nan, math.nan)
+        held = bars.at_most(f"a step with {name}", statistics.median(ratios), bar)
+        print(f"{name}: {statistics.median(ratios):.2f} of stock TRL's step [{low:.2f}, {high:.2f}], {held}")
+    made = allocated["our sampler"].allocation.generated
     print(f"stock TRL's step: {statistics.median(times['stock TRL'].seconds):.2f} s; "
           f"{sum(len(each.made.tokens) for each in made) / len(made):.1f} tokens per rollout")  # fmt: skip
 
@@ -284,7 +290,7 @@ def learning(seeds: list[int], names: list[str], folder: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = with_smallest(argparse.ArgumentParser(description=__doc__))
     parser.add_argument("what", choices=("speed", "learning"))
     parser.add_argument("--repeats", type=int, default=4, help="pairs of steps")
     parser.add_argument("--threads", type=int, help="of PyTorch while speed is measured; default: its own choice")
@@ -295,7 +301,12 @@ def main() -> None:
     given = parser.parse_args()
     disable_progress_bar()
     if given.what == "speed":
-        speed(given.repeats, given.threads, given.rows)
+        bars = Bars(judged=not given.smallest)
+        if given.smallest:
+            speed(1, 1, ROWS, bars, tokens=2)
+        else:
+            speed(given.repeats, given.threads, given.rows, bars)
+        bars.end()
     else:
         one_thread()
         learning([int(seed) for seed in given.seeds.split(",")], given.recipes.split(","), given.folder)

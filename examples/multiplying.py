@@ -9,10 +9,11 @@ can show it which one pays. verl loads this file twice more: for the tool, and f
 import json
 import random
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 try:
-    from verl.tools.function_tool import function_tool
+    from verl.tools.function_tool import function_tool  # pyright: ignore[reportMissingImports]
 except ImportError:  # TRL takes the plain function
 
     def function_tool(function):
@@ -80,7 +81,7 @@ def dialogue(chance):
     return [asked, {"role": "assistant", "content": "", "tool_calls": [call]}, *told]
 
 
-def make_prompts(path, count, seed, apart=frozenset()):
+def make_prompts(path, count, seed, apart: Collection[str] = ()):
     """Write prompts whose questions are not among `apart`; returns their questions."""
     from datasets import Dataset
 
@@ -132,7 +133,7 @@ if __name__ == "__main__":
     if len(sys.argv) != 2:
         sys.exit("usage: python examples/multiplying.py FOLDER")
     sys.path.insert(0, str(Path(__file__).parent / "verl"))
-    import make_tiny
+    import make_tiny  # pyright: ignore[reportMissingImports]
     import torch
 
     torch.set_num_threads(1)  # more threads gain nothing on so small a model, and lose much on a busy machine

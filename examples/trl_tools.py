@@ -78,7 +78,8 @@ def main() -> None:
         train_dataset=rows["train"],
         eval_dataset=rows["test"],
         recipe=recipes.reinforce(groups=64),
-        **({"environment_factory": Calculator} if given.environment else {"tools": [multiply]}),
+        environment_factory=Calculator if given.environment else None,
+        tools=None if given.environment else [multiply],
     )
     before = trainer.evaluate()["eval_reward"]
     trainer.train()

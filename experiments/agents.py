@@ -130,14 +130,16 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 def warm_up(task: str, folder: Path) -> None:
     """Train a tiny model on dialogues, on the assistant's tokens alone, and save it."""
-    words, chance = tokenizer(), random.Random(0)
+    chance = random.Random(0)
+    words: Any = tokenizer()
     torch.manual_seed(0)
-    model = tiny_model(words, Shape(context=128))
+    model: Any = tiny_model(words, Shape(context=128))
     model.generation_config.eos_token_id = model.config.eos_token_id = words.eos_token_id
     model.generation_config.pad_token_id = model.config.pad_token_id = words.pad_token_id
     optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, WARM_UP)
     start, end = words.convert_tokens_to_ids([PIECES[1], SPECIAL[1]])
+    loss = torch.zeros(())
     for step in range(WARM_UP):
         texts = [
             words.apply_chat_template(dialogue(task, row, chance), tokenize=False)
@@ -159,7 +161,8 @@ def warm_up(task: str, folder: Path) -> None:
 @torch.no_grad()
 def accuracy(model: Any, task: str) -> tuple[float, float]:
     """Share of held-out questions answered rightly, and share for which the tool was called; played here, two turns."""
-    words, held = tokenizer(), rows(task, HELD_OUT, HELD_OUT_SEED)
+    held = rows(task, HELD_OUT, HELD_OUT_SEED)
+    words: Any = tokenizer()
     torch.manual_seed(0)
     model.eval()
 
@@ -212,9 +215,11 @@ def run(out: Path, task: str, arm: str, seed: int) -> None:
         return
     recipe, counted = ARMS[arm], [0]
 
-    def reward(completions: list[Any], answer: list[str], **more: Any) -> list[float]:
+    def counting(completions: list[Any], answer: list[str], **more: Any) -> list[float]:
         counted[0] += len(completions)
         return right(completions, answer, **more)
+
+    reward: Any = counting
 
     model = AutoModelForCausalLM.from_pretrained(out / f"model-{task}", dtype=torch.float32)
     before = accuracy(model, task)

@@ -127,8 +127,11 @@ class Shadows:
         self.means: dict[str, list[torch.Tensor]] = {}
 
     def install(self) -> None:
-        kept, take = averaging.kept_share, averaging.WeightAverage.take
-        begin, evaluate = update.Updater.__init__, Loop._evaluate
+        average: Any = averaging.WeightAverage
+        updater: Any = update.Updater
+        loop: Any = Loop
+        kept, take = averaging.kept_share, average.take
+        begin, evaluate = updater.__init__, loop._evaluate
         shadows = self
 
         def ruled(_window: int, _step: int, rows: float) -> float:
@@ -152,8 +155,8 @@ class Shadows:
                 shadows.found.append({"rows": shadows.rows, "at": point, **shadows.others(loop)})
 
         assert kept(640, 41, 32) == RULES["late"](1280, 32)  # the rule of today
-        averaging.kept_share, averaging.WeightAverage.take = ruled, taken
-        update.Updater.__init__, Loop._evaluate = begun, evaluated
+        averaging.kept_share, average.take = ruled, taken
+        updater.__init__, loop._evaluate = begun, evaluated
 
     def weights(self) -> list[torch.Tensor]:
         return [parameter.data for _, parameter in trained(self.updater.model)]
@@ -169,7 +172,9 @@ class Shadows:
         try:
             for parameter, other in zip(parameters, weights, strict=True):
                 parameter.data = other
-            return float(loop.evaluate().accuracy)
+            accuracy = loop.evaluate().accuracy
+            assert accuracy is not None  # the built-in tasks are scored exactly
+            return accuracy
         finally:
             for parameter, own in zip(parameters, before, strict=True):
                 parameter.data = own

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -25,6 +26,7 @@ def draw_map(of: Map, to: Path) -> None:
         ("GRPO, n = 4", lambda _, n: of.groups(0, 4)),
         ("REINFORCE, n = 1", lambda pool_B, _: of.plain(pool_B)),
     ]
+    shown: Any = None  # the last panel, from which the bar of colours is made
     figure, panels = plt.subplots(3, len(SIZES), figsize=(9.6, 5.8), sharex=True, sharey=True, layout="constrained")
     norm = TwoSlopeNorm(0, np.log(0.25), np.log(4))
     for axes, n in zip(panels[0], SIZES, strict=True):
@@ -103,22 +105,22 @@ def draw_pilots(of: Map, rates: Mapping[str, Floats], to: Path) -> None:
 def draw_runs(predicted: Mapping[str, tuple[Floats, float]], trained: Mapping[str, Interval], to: Path) -> None:
     """What the map says beside what real training paid; and what changing one thing did to the gain."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(9.6, 4.4), layout="constrained", width_ratios=(1, 1.1))
-    for at, (said_of, found) in enumerate(reversed(predicted.values())):
+    for at, (said_of, found) in enumerate(reversed(list(predicted.values()))):
         left.plot(said_of[1:], [at, at], color=BLUE, linewidth=1)
         left.plot(said_of[0], at, "o", color=BLUE, markersize=5, label="the map" if not at else None)
         left.plot(found, at, "D", color=RED, markersize=5, label="trained" if not at else None)
-    left.set_yticks(range(len(predicted)), list(reversed(predicted)), fontsize=7)
+    left.set_yticks(range(len(predicted)), list(predicted)[::-1], fontsize=7)
     left.set_xscale("log")
     left.set_xticks((0.5, 0.7, 1, 1.5, 2, 3), ("0.5", "0.7", "1", "1.5", "2", "3"))
     left.xaxis.set_minor_locator(plt.NullLocator())
     left.axvline(1, color=GREY, linewidth=0.8)
     left.set_xlabel("times fewer rollouts than GRPO with the same n", fontsize=9)
     left.legend(fontsize=7, frameon=False)
-    for at, one in enumerate(reversed(trained.values())):
+    for at, one in enumerate(reversed(list(trained.values()))):
         right.plot(100 * np.array(one.values), [at] * len(one.values), ".", color=GREY)
         right.plot(100 * one.point, at, "o", color=BLUE)
     right.axvline(0, color=GREY, linewidth=0.8)
-    right.set_yticks(range(len(trained)), list(reversed(trained)), fontsize=7)
+    right.set_yticks(range(len(trained)), list(trained)[::-1], fontsize=7)
     right.set_xscale("symlog", linthresh=1)
     right.set_xticks((-10, -3, -1, 0, 1, 3, 10, 30), ("-10", "-3", "-1", "0", "1", "3", "10", "30"))
     right.xaxis.set_minor_locator(plt.NullLocator())

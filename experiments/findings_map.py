@@ -159,7 +159,8 @@ def pool_of(rate_N: Floats, hopeless: float, solved: float) -> Floats:
     """Share of prompts in each bin where these shares of them are hopeless and solved, the rest as in `rate_N`."""
     band_N, bin_N = np.digitize(rate_N, (HOPELESS_BELOW, SOLVED_FROM)), np.digitize(rate_N, EDGES)
     shares = (hopeless, 1 - hopeless - solved, solved)
-    return sum(s * np.bincount(bin_N[band_N == b], minlength=BINS) / (band_N == b).sum() for b, s in enumerate(shares))
+    of_band = [np.bincount(bin_N[band_N == b], minlength=BINS) / (band_N == b).sum() for b in range(len(shares))]
+    return np.array(shares) @ of_band
 
 
 def plain_rates(tasks: Path) -> Floats:
@@ -347,4 +348,4 @@ def simulated(recipe: str, parameters: Any, pool_N: Floats, measured: Worths, se
             events.append(Updated(allocator.version + 1))
         allocator.tell(events)
     gain = signal * abs(signal) / (noise * allocator.paid) if noise else 0.0
-    return Simulated(allocator.paid / max(1, rows), allocator.paid / max(1, teaching), gain)
+    return Simulated(allocator.paid / max(1, rows), allocator.paid / max(1, teaching), float(gain))

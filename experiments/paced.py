@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from rollalloc import Allocator, Recipe, recipes
 from rollalloc.core.events import Actions, Cancelled, Done, Event
-from rollalloc.core.group import GroupView
+from rollalloc.core.group import Drawn, GroupView
 from rollalloc.core.rule import IntakeRule, IntakeTraits, Memory, PromptRule, View
 from rollalloc.core.table import PromptTable
 from rollalloc.generate.sampling import Streaming
@@ -63,9 +63,10 @@ class Noted(PromptRule):
 
     def pick(
         self, memory: Memory, k: int, free_N: NDArray[np.bool_], view: View, rng: np.random.Generator
-    ) -> Sequence[int]:
+    ) -> Sequence[int | Drawn]:
         picked = self.order.pick(memory, k, free_N, view, rng)
-        memory["in_flight"] = memory["in_flight"] + [[int(prompt), view.version] for prompt in picked]
+        drawn = [each.prompt if isinstance(each, Drawn) else int(each) for each in picked]
+        memory["in_flight"] = memory["in_flight"] + [[prompt, view.version] for prompt in drawn]
         return picked
 
     def observe(self, memory: Memory, group: GroupView, view: View) -> None:

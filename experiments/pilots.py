@@ -94,8 +94,8 @@ def table(out: Path) -> Iterable[str]:
         for label, each in found.items():
             ratio = None if label == "pilot_commit" else over_pilot_commit(over, label)
             cells = (said(each.costs["rollouts"], ",.0f"), said(ratio, ".2f"), PUBLISHED.get(label, ""))
-            reached = f"{each.reached} of {len(each.seeds)}"
-            yield f"| {task}, {target} | {label} | {each.learning_rate:g} | {reached} | {' | '.join(cells)} |"
+            rate, reached = read_config(each.folders[0]).learning_rate, f"{each.reached} of {len(each.seeds)}"
+            yield f"| {task}, {target} | {label} | {rate:g} | {reached} | {' | '.join(cells)} |"
 
 
 def over_of(task: str, out: Path) -> Sequence[EndedRun]:

@@ -218,7 +218,7 @@ def draw(page: Path, to: Path) -> None:
         sizes = [RUNGS[name.strip()].parameters for name in heads.split("|") if name.strip() in RUNGS]
         for pair, *cells in (line.strip("|").split("|") for line in rows.strip().splitlines()):
             found = [(size, _CELL.search(cell)) for size, cell in zip(sizes, cells, strict=False)]
-            known = [(size, tuple(map(float, one.groups()))) for size, one in found if one]
+            known = [(size, (float(one[1]), float(one[2]), float(one[3]))) for size, one in found if one]
             print(f"{pair.strip()}: × {{:.2f}} [{{:.2f}}–{{:.2f}}] for ten times the parameters".format(*slope(known)))
             if heads is tables[0][0] and tuple(pair.strip().split(" / ")) in DRAWN:
                 x, y = zip(*known, strict=True)

@@ -212,7 +212,7 @@ def row(line: str, cells: list[Cell], baselines: list[Cell]) -> str:
 
 def at(cell: Cell, seconds: float) -> float:
     """Accuracy after so many seconds, between evaluations by a straight line."""
-    return float(np.interp(seconds, *zip(*((p.seconds, p.accuracy) for p in cell.points), strict=True)))
+    return float(np.interp(seconds, [p.seconds for p in cell.points], [p.accuracy for p in cell.points]))
 
 
 def shown(found: Interval, form: str) -> str:

@@ -46,7 +46,8 @@ def main(out: str, tasks: str = "runs/tasks") -> None:
         save_strategy="no",
         seed=0,
     )
-    GRPOTrainer(str(task.model), reward_funcs=right, args=config, train_dataset=data).train()
+    reward: Any = right
+    GRPOTrainer(str(task.model), reward_funcs=reward, args=config, train_dataset=data).train()
 
 
 if __name__ == "__main__":

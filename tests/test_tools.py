@@ -21,7 +21,12 @@ TRACKED = {"README.md", "src/rollalloc/__init__.py", "tests/test_all.py"}
 
 
 def tool(name: str) -> ModuleType:
-    spec = spec_from_file_location(f"{name}_tool", ROOT / "tools" / f"{name}.py")
+    return module_at(ROOT / "tools" / f"{name}.py")
+
+
+def module_at(file: Path) -> ModuleType:
+    """A program of the repository as a module, under a name that no package has."""
+    spec = spec_from_file_location(f"{file.stem}_of_{file.parent.name}", file)
     assert spec
     assert spec.loader
     made = sys.modules[spec.name] = module_from_spec(spec)

@@ -1,3 +1,4 @@
+# pyright: reportMissingImports=false
 """Which pages the site has: a hook of MkDocs.
 
 The site keeps the repository's folders, so that a link between two pages leads to the same place there as in a clone:

@@ -1,3 +1,4 @@
+# pyright: reportMissingImports=false
 """Updates the weights of vLLM on a CPU; enable it with `rollout.engine_kwargs.vllm.worker_extension_cls`."""
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from datasets import Dataset
@@ -26,7 +27,7 @@ def make_model(folder: Path) -> None:
     )
     tokenizer.chat_template = CHAT
     tokenizer.save_pretrained(folder)
-    ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    ends: dict[str, Any] = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     torch.manual_seed(0)
     model = Qwen2ForCausalLM(
         Qwen2Config(

@@ -1,3 +1,4 @@
+# pyright: reportMissingImports=false
 """Runs verl on CPUs, for tests and laptops, with FSDP2 over gloo and vLLM's CPU build.
 
 verl imports it in each of its processes by `VERL_USE_EXTERNAL_MODULES=verl_on_cpu`, and selects it by `VERL_PLATFORM=cpu`.

@@ -1,0 +1,100 @@
+"""Every benchmark runs at its smallest shape, and what an experiment imports is there."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from test_tools import module_at
+
+ROOT = Path(__file__).parents[1]
+BENCHMARKS, EXPERIMENTS = ROOT / "benchmarks", ROOT / "experiments"
+OTHERS = ("predictor.py drift", "predictor.py selection", "rewards.py forks", "rewards.py hostile_functions")
+NOT_RUN = {  # with the reason
+    "against_trl.py": "its smallest run trains for minutes",
+    "hostile_functions.py": "functions, which rewards.py calls",
+    "trl_driver.py learning": "trains twelve runs to a target",
+}
+
+
+@pytest.fixture(scope="module")
+def bars() -> ModuleType:
+    return module_at(BENCHMARKS / "bars.py")
+
+
+def commands() -> tuple[str, ...]:
+    """The commands of `make bench`."""
+    return module_at(BENCHMARKS / "every.py").COMMANDS
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("command", [*commands(), *OTHERS])
+def test_a_benchmark_runs_at_its_smallest_shape(command: str) -> None:
+    program, *words = command.split()
+    done = subprocess.run(
+        [sys.executable, BENCHMARKS / program, *words, "--smallest"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "MISSED" not in done.stdout
+    assert command in OTHERS or "bar: at" in done.stdout
+
+
+def test_logs_of_a_few_rollouts_are_read_and_profiled() -> None:
+    done = subprocess.run(
+        [sys.executable, BENCHMARKS / "reading.py", "64"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(re.findall("64 rollouts: read in", done.stdout)) == 3
+
+
+def test_every_spelling_and_every_near_miss_of_a_ground_truth_is_scored(tmp_path: Path) -> None:
+    (tmp_path / "two.json").write_text('["3", "7"]')
+    done = subprocess.run(
+        [sys.executable, BENCHMARKS / "crossmatch.py", tmp_path / "two.json"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "| two | 2 |" in done.stdout
+
+
+def test_no_benchmark_is_left_out() -> None:
+    run = {command.split()[0] for command in (*commands(), *OTHERS)} | {
+        "reading.py",
+        "crossmatch.py",
+        "every.py",
+        "bars.py",
+    }
+    assert {file.name for file in BENCHMARKS.glob("*.py")} == run | {each for each in NOT_RUN if " " not in each}
+
+
+@pytest.mark.e2e
+def test_what_experiments_import_is_there() -> None:
+    names = sorted(file.stem for file in EXPERIMENTS.glob("*.py"))
+    program = f"import importlib, sys; sys.path.insert(0, {str(EXPERIMENTS)!r})\n"
+    program += f"for name in {names}: importlib.import_module(name)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len(names) > 20
+
+
+@pytest.mark.parametrize(("how", "figure"), [("at_most", 2.1), ("at_least", 1.9)])
+def test_a_bar_that_is_missed_ends_a_benchmark_with_its_name(bars: ModuleType, how: str, figure: float) -> None:
+    held = bars.Bars()
+    assert getattr(held, how)("sampling", 2.0, 2.0) == f"bar: {how.replace('_', ' ')} 2"
+    held.end()
+    assert getattr(held, how)("sampling", figure, 2.0).endswith("MISSED")
+    with pytest.raises(SystemExit, match=rf"missed: sampling: {figure}, not {how.replace('_', ' ')} 2"):
+        held.end()
+
+
+def test_the_smallest_shape_is_held_against_no_bar(bars: ModuleType) -> None:
+    held = bars.Bars(judged=False)
+    held.at_most("sampling", 3.0, 2.0)
+    held.end()
