@@ -1,5 +1,6 @@
 """What README and the guides take for granted: files of a newcomer's folder, and names that snippets do not define."""
 
+import json
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -43,15 +44,25 @@ def furnish(folder: Path) -> None:
         write_rows(folder / "runs" / "chat" / "filter" / f"{name}.parquet", rows)
     write_rows(folder / "gsm8k.jsonl", [{"question": f"{n} + 1", "answer": f"#### {n + 1}"} for n in range(3)])
     write_rows(folder / "trl.parquet", [{"prompt": f"{n} + 1", "solution": str(n + 1)} for n in range(3)])
-    write_rows(folder / "curriculum.parquet", [row | {"weight": 1.0} for row in ROWS])
+    furnish_curriculum(folder)
+    verl = {"step": 1, "data": {"val-core/openai/gsm8k/acc/mean@1": 0.5}}
+    (folder / "rollalloc").mkdir()
+    (folder / "rollalloc" / "grpo.jsonl").write_text(json.dumps(verl) + "\n")
     for name in ("my_package/rewards.py", "my_reward.py"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(REWARD)
     logs = ROOT / "tests" / "lab" / "waste" / "samples" / "trl"
-    for name in ("runs/mine/completions", "made", "path/to/completions"):
+    for name in ("runs/mine/completions", "made", "path/to/completions", "path/to/rollouts"):
         shutil.copytree(logs, folder / name)
     evaluation = '{"kind": "eval", "at": 0, "accuracy": 0.5, "paid": 0}\n'
     (folder / "runs" / "mine" / "metrics.jsonl").write_text(evaluation)
+
+
+def furnish_curriculum(folder: Path) -> None:
+    """Put the curriculum into a folder that `rollalloc advise --export` would write."""
+    from rollalloc.data._files import write_rows
+
+    write_rows(folder / "curriculum.parquet", [row | {"weight": 1.0} for row in ROWS])
 
 
 def model() -> Any:
