@@ -996,8 +996,8 @@ def test_a_pool_that_shrinks_is_said_at_a_quarter_and_at_each_half_of_that(repro
     assert left_after_batches(recipes.grpo(1, 2), (1.0, 0.0), 100) == ([None] * 100, None)
 
 
-@pytest.mark.parametrize("until", [Epochs(5), NEVER])
-def test_a_prompt_that_is_sent_away_is_no_longer_left_in_the_same_epoch(until):
+@pytest.mark.parametrize(("until", "later"), [(Epochs(2), {1: 16}), (Epochs(5), {3: 3, 4: 16, 5: 16}), (NEVER, {5: 3})])
+def test_a_prompt_that_is_sent_away_is_no_longer_left_in_the_same_epoch(until, later):
     pool = PromptPool(16)
     for prompt in range(13):
         pool.take(prompt)
@@ -1005,6 +1005,6 @@ def test_a_prompt_that_is_sent_away_is_no_longer_left_in_the_same_epoch(until):
     assert pool.left == 3
     pool.look()
     assert pool.should_warn
-    for epoch, left in ((4, 16), (5, 16)) if until == Epochs(5) else ((5, 3),):
+    for epoch, left in later.items():
         pool.begin(epoch)
         assert pool.left == left

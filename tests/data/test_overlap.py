@@ -1,8 +1,12 @@
 """Prompts that have the same text."""
 
+from contextlib import nullcontext
+
 import pytest
 
 from rollalloc.data.overlap import normalised, warn_of_shared
+from rollalloc.data.prompts import load_prompts, write_prompts
+from rollalloc.train.loading import _check_overlap
 
 
 @pytest.mark.parametrize(
@@ -46,3 +50,15 @@ def test_other_data_sets_are_left_alone(caplog, kind):
     }[kind]
     warn_of_shared(train, held, "eval_dataset")
     assert not caplog.records
+
+
+@pytest.mark.parametrize(("held", "is_refused"), [(19, True), (20, False), (21, False)])
+def test_a_run_is_refused_from_more_than_five_percent_of_shared_prompts_on(tmp_path, held, is_refused):
+    """One of them is shared: at 20 it is just 5%."""
+    rows = [{"data_source": "m", "prompt": f"p{n}", "reward_model": {"ground_truth": "1"}} for n in range(held)]
+    write_prompts(tmp_path / "held.jsonl", rows)
+    write_prompts(tmp_path / "train.jsonl", [rows[3], rows[3] | {"prompt": "another"}])
+    train, held_out = load_prompts(tmp_path / "train.jsonl"), load_prompts(tmp_path / "held.jsonl")
+    with pytest.raises(ValueError, match="are refused") if is_refused else nullcontext():
+        _check_overlap(train, held_out, accepted=False)
+    _check_overlap(train, held_out, accepted=True)

@@ -324,3 +324,13 @@ def test_prompts_without_system_messages_for_models_that_refuse_them(
         assert rollalloc(*command, *options)[0] == 0
         (prompt,) = load_prompts(tmp_path / "math500.parquet").prompts
         assert [message["role"] for message in prompt] == roles
+
+
+def test_nothing_is_written_where_one_of_the_files_is_not_ours(local: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "aime24.parquet").write_text("mine")
+    with pytest.raises(FileExistsError, match=r"aime24\.parquet"):
+        prepare(["polaris", "aime24"], out, local=local, overwrite=True)
+    assert [file.name for file in out.iterdir()] == ["aime24.parquet"]
+    assert (out / "aime24.parquet").read_text() == "mine"

@@ -228,9 +228,10 @@ def test_without_a_checkpoint_there_is_nothing_to_resume(run_of, tmp_path):
         run_of(tmp_path).resume()
 
 
-def test_a_checkpoint_of_another_schema_is_refused(run_of, broken):
+@pytest.mark.parametrize("form", [{}, {"files": "in another form"}])
+def test_a_checkpoint_of_another_schema_is_refused(run_of, broken, form):
     manifest = broken / "checkpoints/4/manifest.json"
-    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"schema": 99}))
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"schema": 99} | form))
     with pytest.raises(ValueError, match="schema 4, got 99"):
         run_of(broken).resume()
 

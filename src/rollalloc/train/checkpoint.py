@@ -103,7 +103,7 @@ def save(
             plain = {key: tensor.detach().contiguous() for key, tensor in of_file.items()}
             save_file(plain, partial / f"{name}.safetensors")
         (partial / _STATE).write_text(json.dumps(state))
-        files = {file.name: stamp_of(file) for file in sorted(partial.iterdir())}
+        files = {file.name: stamp_of(file) for file in partial.iterdir()}
         (partial / _MANIFEST).write_text(json.dumps({"schema": SCHEMA, "files": files}, indent=1))
         for file in partial.iterdir():
             sync(file)
