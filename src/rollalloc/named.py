@@ -214,7 +214,7 @@ def refuse_unknown(name: str, parameters: Iterable[str], known: Iterable[str]) -
     for parameter in parameters:
         if parameter not in known:
             takes = f"it takes {', '.join(known)}" if known else "it is a recipe, which takes none"
-            raise ValueError(f"{name} has no parameter {parameter!r}{_near(parameter, known)}; {takes}")
+            raise ValueError(f"{name} has no parameter {parameter!r}{near(parameter, known)}; {takes}")
 
 
 def _made(name: str, made: Recipe | Callable[..., Any], parameters: Mapping[str, Any]) -> Recipe:
@@ -248,7 +248,7 @@ def _find(name: str) -> Recipe | Callable[..., Any]:
     if ":" not in name:
         if name not in RECIPES:
             raise ValueError(
-                f"unknown recipe {name!r}{_near(name, RECIPES)}; there are {', '.join(RECIPES)}, "
+                f"unknown recipe {name!r}{near(name, RECIPES)}; there are {', '.join(RECIPES)}, "
                 "several of these joined by '+', or module:object"
             )
         return RECIPES[name]
@@ -293,7 +293,8 @@ _RELEASED = {
 }
 
 
-def _near(word: str, known: Iterable[str]) -> str:
+def near(word: str, known: Iterable[str]) -> str:
+    """A suggestion to put behind an unknown name, such as " (did you mean 'grpo'?)"; empty if no known name is similar."""
     known = list(known)
     released = _RELEASED.get(word.rpartition(".")[2])
     if released in known:

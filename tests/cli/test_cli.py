@@ -10,7 +10,7 @@ import pytest
 import rollalloc
 from rollalloc.cli.compare import cost_table
 from rollalloc.cli.options import RunOptions, parameters_of
-from rollalloc.cli.sources import budget_said, run_of
+from rollalloc.cli.sources import end_said, run_of
 from rollalloc.data.prompts import write_prompts
 from rollalloc.generate.sampling import Sampling
 from rollalloc.lab.bench import presets
@@ -348,7 +348,7 @@ def test_without_a_budget_a_run_has_one_that_is_said(tmp_path, prompts, rollouts
     rows = [{"data_source": "m", "prompt": f"p{n}", "reward_model": {"ground_truth": ""}} for n in range(prompts)]
     write_prompts(tmp_path / "prompts.jsonl", rows)
     given = RunOptions(model="model", prompts=[tmp_path / "prompts.jsonl"], reward="r:s")
-    assert budget_said(given, run_of(given, "grpo", {}, 0).max_rollouts) == (
+    assert end_said(given, run_of(given, "grpo", {}, 0)) == (
         f"at most {rollouts} rollouts (the default: 16 a prompt and at least 4,096; --max-rollouts changes it)"
     )
 
@@ -359,7 +359,7 @@ def test_a_run_that_fails_does_not_hide_what_the_others_paid(call, own, tmp_path
     arguments += ("--seeds", 0, "--processes", 1, "--out", tmp_path)
     code, output = call(*arguments, "--recipes", "grpo,mopps", "--set", "grpo.groups=2", "--set", "mopps.groups=2")
     assert code != 0
-    assert "mopps with seed 0 failed: MetricError" in output
+    assert "mopps with seed 0 failed: rollout 0: " in output
     assert "costs recipe reached" in output
     assert [result["recipe"] for result in json.loads((tmp_path / "results.json").read_text())] == ["grpo"]
     assert (tmp_path / "report.html").exists()

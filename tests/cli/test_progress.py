@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from rollalloc.cli.app import log_handler
-from rollalloc.cli.progress import Lines, RunProgress, Standings, TimeLeft, say, staged, table
+from rollalloc.cli.progress import Lines, RunProgress, Standings, TimeLeft, say, staged, table, took
 
 LABELS = ("grpo", "dapo", "dapo_carry", "pilot_commit", "pods", "darts", "racing", "pilot_commit+pods")
 
@@ -49,7 +49,7 @@ def test_a_model_that_is_warmed_up_shows_its_curve_as_it_learns(monkeypatch):
     with staged() as shown:
         for step, right in enumerate((None, 0.0, 0.3, 0.99)):
             shown("warming up", step, 4, right)
-    assert "warming up ▁▃█ 99% right" in terminal.file.getvalue()
+    assert "warming up ▁▃█ 99% of tokens right" in terminal.file.getvalue()
 
 
 def test_a_comparison_shows_each_recipes_curve_of_the_evaluations_seen_so_far():
@@ -94,6 +94,27 @@ def test_where_there_is_no_terminal_lines_come_as_it_happens_with_the_time_left(
     assert shown.file.getvalue().splitlines()[1:] == [
         "20 rollouts · 10 trained on · held-out 0.250 · reward 0.500 · 2:00 left"
     ]
+
+
+@pytest.mark.parametrize(("width", "trained", "reward"), [(80, False, True), (60, False, False), (200, True, True)])
+def test_a_runs_line_of_progress_is_whole_where_the_terminal_is_narrow(clock, width, trained, reward):
+    shown = console(width, force_terminal=True)
+    with RunProgress(shown, 1_000_000) as progress:
+        progress.show(line(0, kind="eval"))
+        clock[0] += 3600
+        progress.show(line(123_456))
+    text = shown.file.getvalue()
+    assert "123,456 rollouts · " in text
+    assert "held-out 0.250" in text
+    assert "7:06:00 left" in text
+    assert "…" not in text
+    assert ("61,728 trained on" in text, "reward 0.500" in text) == (trained, reward)
+
+
+def test_a_command_took_what_the_clock_says_its_imports_included(monkeypatch):
+    monkeypatch.setattr("rollalloc.cli.progress.BEGAN", 1000.0)
+    monkeypatch.setattr("rollalloc.cli.progress.time.time", lambda: 1135.4)
+    assert took().startswith("this took 2 min 15 s, with ")
 
 
 def test_the_time_left_counts_from_where_a_resumed_run_went_on(clock):

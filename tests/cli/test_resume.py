@@ -8,6 +8,7 @@ import re
 import shutil
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 
 import pytest
 
@@ -71,6 +72,26 @@ def test_a_stopped_run_is_resumed(call, stopped, tmp_path):
     assert code == 0, output
     assert "resuming from the checkpoint after batch 1" in output
     assert untimed(stopped) == untimed(tmp_path / "unbroken")
+
+
+def test_the_same_files_under_other_names_are_the_same_run(call, own, stopped):
+    """A relative path, an absolute one, and a reward by its module instead of its file."""
+    other = {"model": own / "model", "prompts.parquet": own / "prompts.parquet", "heldout.jsonl": "./heldout.jsonl"}
+    words = [
+        other.get(word, word) if before.startswith("--") else word for before, word in pairwise(["", *map(str, TRAIN)])
+    ]
+    words[words.index("stopping.py:score")] = "stopping:score"
+    assert own / "model" in words
+    code, output = call(*words, "--out", stopped, "--resume")
+    assert code == 0, output
+    assert "resuming from the checkpoint after batch 1" in output
+
+
+def test_another_function_of_the_same_file_is_another_run(call, stopped):
+    words = ["stopping:stops_the_generator" if word == "stopping.py:score" else word for word in TRAIN]
+    code, output = call(*words, "--out", stopped, "--resume")
+    assert code == 2
+    assert "config.reward: saved 'stopping.py:score', given 'stopping:stops_the_generator'" in output
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from rollalloc.core.rule import (
     SizeRule,
     StopRule,
     Verdict,
+    called,
 )
 from rollalloc.recipes.mopps import Posterior
 from rollalloc.rules import judges, promote, prompts, rows, sizes
@@ -758,6 +759,11 @@ class StopsFinished(StopRule):
 def test_an_intake_that_opens_nothing_starves_and_is_named(drive):
     with pytest.raises(NoProgress, match=r"Returns\(value=0\) opens no group"):
         drive(replace(recipes.raft(1, 1), intake=Returns(0))).ask()
+
+
+def test_an_error_names_a_rule_by_its_class_where_its_parameters_would_fill_lines():
+    assert called(Returns(0)) == "Returns(value=0)"
+    assert called(recipes.foresight(4).prompts) == "Foresight"
 
 
 @pytest.mark.parametrize("stage", [0, 1])

@@ -2,6 +2,8 @@
 
 import sys
 
+from rollalloc.cli import began as began
+
 
 def main() -> None:
     """Entry point of `rollalloc`. Without the extra `native`, it names the missing package and exits with code 1."""

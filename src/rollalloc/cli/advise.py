@@ -92,7 +92,7 @@ def advise(
     console.print(points([*verdict.because, *filter(None, [assumed]), *verdict.notes]))
     console.print()
     show_profile(console, profile)
-    for text in pastes:
+    for text in pastes or _nothing_to_paste(verdict, framework):
         console.print(Text(text), soft_wrap=True)
 
 
@@ -117,7 +117,7 @@ def _choice(text: str) -> Choice:
             the recipe is unknown.
     """
     from rollalloc.lab.advise.verdict import BATCH, Choice
-    from rollalloc.named import RECIPES
+    from rollalloc.named import RECIPES, near
 
     recipe, _, rest = text.partition(":")
     pairs = rest.split(",") if rest else []
@@ -131,7 +131,7 @@ def _choice(text: str) -> Choice:
             f"got {text!r}"
         )
     if recipe not in RECIPES:
-        raise ValueError(f"--present: expected one of {', '.join(RECIPES)}, got {recipe!r}")
+        raise ValueError(f"--present: expected one of {', '.join(RECIPES)}, got {recipe!r}{near(recipe, RECIPES)}")
     n = counts[0]
     if recipe == "grpo" and n < 2:
         raise ValueError(f"--present: GRPO needs at least 2 rollouts per group, got n = {n}; e.g. grpo:n=8")
@@ -159,6 +159,14 @@ def _pastes(verdict: Advice, framework: str, sampled: Mapping[str, Any]) -> list
             sampling=Sampling(**{name: sampled["sampling"][name] for name in ("max_new_tokens", "temperature")}),
         )
     return [pasted(choice, framework, **own), *changes(choice, verdict.present)]
+
+
+def _nothing_to_paste(verdict: Advice, framework: str | None) -> list[str]:
+    """Why there are no settings for a framework that the user named."""
+    if framework is None:
+        return []
+    why = "there is no advice" if verdict.choice is None else "the advice is your present setting"
+    return [f"Nothing to paste for --framework {framework}: {why}."]
 
 
 def _features(at: str, log: Log) -> NDArray[np.float32] | None:

@@ -9,7 +9,7 @@ import io
 import logging
 import os
 import sys
-from typing import IO, Annotated, cast
+from typing import IO, Annotated, Any, cast
 
 import typer
 from rich.console import Console
@@ -19,6 +19,7 @@ from rich.text import Text
 import rollalloc
 from rollalloc.cli.advise import advise
 from rollalloc.cli.bench import bench
+from rollalloc.cli.commands import Command, CommandGroup
 from rollalloc.cli.compare import compare
 from rollalloc.cli.data import data
 from rollalloc.cli.features import features
@@ -29,13 +30,16 @@ from rollalloc.cli.report import report
 from rollalloc.cli.simulate import simulate
 from rollalloc.cli.train import train
 from rollalloc.cli.waste import waste
-from rollalloc.files.text import error_text, visible
+from rollalloc.files.text import told, visible
 
 _MISTAKES = (
     *(ValueError, TypeError, OSError, RuntimeError),
     *(ArithmeticError, ImportError, AttributeError, MemoryError),
 )
+# The base of click's errors, which are about the command line itself; typer may have a copy of click of its own.
+_UsageError: Any = typer.BadParameter.__base__
 app = typer.Typer(
+    cls=CommandGroup,
     help="Decide which prompts get how many rollouts, which are stopped, and which are trained on.",
     no_args_is_help=True,
     add_completion=False,
@@ -60,8 +64,10 @@ def options(
 
 
 for command in (train, compare, bench, features, model, report, advise, waste, recipes):
-    app.command()(with_numbers_checked(command))
-app.command()(simulate)  # without `with_numbers_checked`, because the classes of its options check the numbers
+    app.command(cls=Command)(with_numbers_checked(command))
+app.command(cls=Command)(
+    simulate
+)  # without `with_numbers_checked`, because the classes of its options check the numbers
 app.add_typer(data, name="data")
 
 
@@ -99,11 +105,25 @@ def main() -> None:
     if os.environ.get("ROLLALLOC_DEBUG"):
         app()
     try:
-        app()
+        ended = app(standalone_mode=False)
+    except _UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # typer has shown the help
+            sys.exit(error.exit_code)
+        _show_error(console, f"{error.format_message()}{_where_to_read(error)}")
+        sys.exit(error.exit_code)
     except _MISTAKES as error:
-        said = Text("error: ", "bold red")  # one Text object, so that lines wrap correctly
-        console.print(said.append(visible(error_text(error)), "not bold default"))
+        _show_error(console, told(error))
         sys.exit(2)
+    sys.exit(ended if isinstance(ended, int) else 0)
+
+
+def _show_error(console: Console, message: str) -> None:
+    said = Text("error: ", "bold red")  # one Text object, so that lines wrap correctly
+    console.print(said.append(visible(message), "not bold default"))
+
+
+def _where_to_read(error: Any) -> str:
+    return "" if error.ctx is None else f" ({error.ctx.command_path} --help lists what it takes)"
 
 
 if __name__ == "__main__":

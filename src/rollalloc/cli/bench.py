@@ -123,21 +123,22 @@ def _names(option: str, text: str) -> list[str]:
 class BenchProgress(Bar):
     """Shows the progress of a leaderboard."""
 
+    optional = ("at work", "time", "rollouts")
+
     def __init__(self, console: Console) -> None:
         super().__init__(console, "preparing", _LINE_EVERY_S)
 
     def show(self, progress: Progress) -> None:
         """Show the newest progress."""
-        self.update(progress_line(progress, self.time_left(progress.share)), progress.share)
+        self.update(figures_of(progress, self.time_left(progress.share)), progress.share)
 
 
-def progress_line(progress: Progress, left: str) -> str:
-    """One line: the finished runs, the rollouts and process time so far, the time left, and the runs in progress."""
-    figures = (
-        f"{progress.over:,} of {progress.runs:,} runs",
-        f"{progress.rollouts:,} rollouts",
-        f"{_hours(progress.seconds / 3600)} of process time",
-        left and f"{left} left",
-        ", ".join(f"{run.task} {run.name} {run.seed}" for run, _ in progress.at_work),
-    )
-    return " · ".join(filter(None, figures))
+def figures_of(progress: Progress, left: str) -> dict[str, str]:
+    """The finished runs, the rollouts and process time so far, the time left, and the runs in progress."""
+    return {
+        "over": f"{progress.over:,} of {progress.runs:,} runs",
+        "rollouts": f"{progress.rollouts:,} rollouts",
+        "time": f"{_hours(progress.seconds / 3600)} of process time",
+        "left": left and f"{left} left",
+        "at work": ", ".join(f"{run.task} {run.name} {run.seed}" for run, _ in progress.at_work),
+    }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from pathlib import Path
 from signal import SIGINT
@@ -71,13 +70,13 @@ def compare(
 ) -> None:
     """Train under several recipes, and compare their costs until the same accuracy: rollouts, tokens, seconds."""
     # Imported here, so that `--help` does not import torch.
-    from rollalloc.cli.sources import budget_said, run_of
+    from rollalloc.cli.sources import end_said, run_of
     from rollalloc.lab.bench.compare import check_places, check_runs
     from rollalloc.lab.bench.compare import compare as carry_out
     from rollalloc.lab.bench.presets import with_task_files
     from rollalloc.processes.stopping import Stopped
 
-    console, began = Console(stderr=True), time.monotonic()
+    console = Console(stderr=True)
     named = named_recipes(recipes.split(","))
     parameters = parameters_by_label(set_, matched, named)
     saving: dict[str, Any] = {"checkpoint_every": checkpoint_every, "checkpoint_minutes": checkpoint_minutes or None}
@@ -99,10 +98,8 @@ def compare(
         with staged() as shown:
             runs = [with_task_files(run, options.tasks, shown) for run in runs]
         check_runs(runs, out)
-        budgets = {
-            budget_said(options if task is None else replace(options, task=run.task), run.max_rollouts) for run in runs
-        }
-        say(console, f"{len(runs)} runs, each of {' or '.join(sorted(budgets))}")
+        ends = {end_said(options if task is None else replace(options, task=run.task), run) for run in runs}
+        say(console, f"{len(runs)} runs, each of {' or of '.join(sorted(ends))}")
         with Standings(console) as standings:
             carry_out(runs, out, processes=processes, watcher=standings.show, overwrite=overwrite)
     except Stopped as stopped:
@@ -113,7 +110,7 @@ def compare(
         _show(console, out)
         raise
     _show(console, out)
-    say(console, took(began))
+    say(console, took())
 
 
 def _show(console: Console, out: Path) -> None:

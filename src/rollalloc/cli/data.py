@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from rollalloc.cli.commands import Command, CommandGroup
 from rollalloc.cli.options import folder, parameters_of, place, with_numbers_checked
 from rollalloc.cli.progress import say
 
@@ -18,10 +19,10 @@ if TYPE_CHECKING:
 
 _FILES_SHOWN = 3
 
-data = typer.Typer(help="Prepare data sets.", no_args_is_help=True, pretty_exceptions_enable=False)
+data = typer.Typer(cls=CommandGroup, help="Prepare data sets.", no_args_is_help=True, pretty_exceptions_enable=False)
 
 
-@data.command()
+@data.command(cls=Command)
 @with_numbers_checked
 def prepare(
     sets: Annotated[
@@ -67,7 +68,7 @@ def prepare(
     say(console, f"the files are in {out}")
 
 
-@data.command()
+@data.command(cls=Command)
 def chat(
     tasks: Annotated[
         list[str],
@@ -80,10 +81,13 @@ def chat(
     """Write small tasks that a small chat model can learn, from reasoning-gym and from templates of word problems."""
     from rollalloc.lab.bench.tasks.chat import CHAT_TASKS, REWARD
     from rollalloc.lab.bench.tasks.chat import prepare as make
+    from rollalloc.named import near
 
     names = list(CHAT_TASKS) if tasks == ["all"] else list(dict.fromkeys(tasks))
-    if unknown := [name for name in names if name not in CHAT_TASKS]:
-        raise ValueError(f"unknown task {unknown[0]!r}; choose from {', '.join(CHAT_TASKS)}, or all")
+    for name in names:
+        if name not in CHAT_TASKS:
+            known = ", ".join(CHAT_TASKS)
+            raise ValueError(f"unknown task {name!r}{near(name, CHAT_TASKS)}; choose from {known}, or all")
     table = Table(caption=f"--reward {REWARD}", caption_justify="left")
     for heading in ("folder", "what is asked", "train", "heldout", "--max-new-tokens"):
         table.add_column(heading)
@@ -95,7 +99,7 @@ def chat(
     Console(stderr=True).print(table)
 
 
-@data.command()
+@data.command(cls=Command)
 def ladder(
     out: Annotated[Path, typer.Option(help="Folder for train.parquet and heldout.parquet.", parser=folder)] = Path(
         "data/ladder"
@@ -111,7 +115,7 @@ def ladder(
     )
 
 
-@data.command()
+@data.command(cls=Command)
 def convert(
     file: Annotated[
         Path,
@@ -150,9 +154,9 @@ def convert(
     say(Console(stderr=True), f"{made.prompts:,} prompts are in {out}{left_out}")
 
 
-@data.command()
+@data.command(cls=Command)
 def environment(
-    name: Annotated[str, typer.Argument(help="An installed environment of verifiers 0.4, as for vf-eval.")],
+    name: Annotated[str, typer.Argument(help="An environment of verifiers 0.4: the name of its package or module.")],
     out: Annotated[Path, typer.Option(help="New file to write, .parquet or .jsonl.", parser=place)],
     tasks: Annotated[int | None, typer.Option(help="Number of tasks (default: all).")] = None,
     skip: Annotated[

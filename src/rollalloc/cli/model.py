@@ -32,11 +32,12 @@ def model(
 ) -> None:
     """Write a small pretrained model to a folder: weights as safetensors, tokenizer and chat template."""
     from rollalloc.models.pretrained import MODELS, make_model  # imported here, so that `--help` does not import torch
+    from rollalloc.named import near
 
     if name not in MODELS:
         raise ValueError(
-            f"unknown model {name!r}; there is {', '.join(MODELS)}. Other models that transformers can load are given "
-            "to --model directly, by folder or name"
+            f"unknown model {name!r}{near(name, MODELS)}; there is {', '.join(MODELS)}. Other models that transformers can "
+            "load are given to --model directly, by folder or name"
         )
     console = Console(stderr=True)
     made = make_model(

@@ -190,7 +190,9 @@ class RunOptions(SamplingOptions):
         None, "Rollout budget (default: the task's, or 16 per prompt and at least 4096)."
     )
     target: float | None = on_training(
-        None, "Stop at this held-out accuracy, in (0, 1] (default: use the whole budget)."
+        None,
+        "Stop at this held-out accuracy, in (0, 1] (default: a built-in task's own target; otherwise use the whole budget). "
+        "With 1, a built-in task uses its whole budget too.",
     )
     eval_every: int | None = on_training(
         None, "Rollouts between two evaluations (default: a tenth of the budget, but at most the task's value)."

@@ -58,7 +58,7 @@ def _lengths(lengths: LengthProfile) -> Table:
         ("95th percentile", lengths.p95, ",.0f"),
         ("hit the limit", lengths.truncated, ".1%"),
     ]
-    return _estimates(f"{lengths.unit} of a rollout, at most {lengths.longest:,}", rows)
+    return _estimates(f"{lengths.unit} of a rollout, {lengths.longest:,} in the longest", rows)
 
 
 # ------------------------------------------------------------------------------------------------------------- figures

@@ -28,6 +28,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from rollalloc.cli.began import BEGAN
 from rollalloc.files.table import FittingTable, sparkline
 from rollalloc.files.text import visible
 from rollalloc.runs.recorded import share_done
@@ -38,7 +39,11 @@ if TYPE_CHECKING:
     from rollalloc.train.config import Config
 
 _FILE_WIDTH = 120  # columns when output goes to a file
-_WIDE = 110  # columns that the bar and the figures need
+_WIDE, _BESIDE = (
+    130,
+    50,
+)  # columns that the bar and the figures need; columns of the bar and of the time that has passed
+_SHARE = 5  # columns of the share that is done, which stands in place of the bar
 _EVERY_S = 1.0  # seconds between two lines when there is no terminal
 _STAGE_S, _PATIENCE_S = 15.0, 3.0  # seconds between two lines of a stage; seconds before the first line
 _STANDINGS_S = 60.0  # seconds between two printed summaries of a comparison
@@ -68,9 +73,9 @@ def leave(console: Console, message: str, by: signal.Signals) -> NoReturn:
     raise typer.Exit(128 + by)
 
 
-def took(began: float) -> str:
-    """Say how long a command took since this `time.monotonic` value, and on which machine."""
-    minutes, seconds = divmod(round(time.monotonic() - began), 60)
+def took() -> str:
+    """Say how long the command took by the clock on the wall, its imports included, and on which machine."""
+    minutes, seconds = divmod(round(max(0.0, time.time() - BEGAN)), 60)
     return f"this took {minutes} min {seconds} s, with {os.cpu_count()} cores ({platform.machine()})"
 
 
@@ -119,6 +124,8 @@ class Bar:
         endless: the end is unknown, so neither share nor time left is shown.
     """
 
+    optional: Sequence[str] = ()  # names of figures that a narrow terminal leaves out; the first is left out first
+
     def __init__(self, console: Console, text: str, every_s: float, *, endless: bool = False) -> None:
         self.time_left = TimeLeft()
         self._every_s = every_s
@@ -139,16 +146,35 @@ class Bar:
         with suppress(OSError):  # the terminal may be gone
             self._bar.stop()
 
-    def update(self, text: str, share: float, *, is_last: bool = False) -> None:
-        """Show the text and the share that is done, in [0, 1]. Without a terminal, the last update prints no line."""
+    def update(self, figures: Mapping[str, str], share: float, *, is_last: bool = False) -> None:
+        """Show figures and the share that is done, in [0, 1]. Without a terminal, the last update prints no line.
+
+        Args:
+            figures: texts by name, in the order in which they are shown. A narrow terminal leaves those in `optional` out.
+            share: the share that is done.
+            is_last: whether this is the last update.
+        """
         if self._lines is None:
+            width = self._bar.console.width
+            text = _fitting(figures, self.optional, width - (_BESIDE if width >= _WIDE else _SHARE))
             self._bar.update(self._task, completed=share, description=text)
         elif not is_last:
-            self._lines.say(text, every_s=self._every_s)
+            self._lines.say(_fitting(figures), every_s=self._every_s)
+
+
+def _fitting(figures: Mapping[str, str], optional: Sequence[str] = (), room: float = float("inf")) -> str:
+    """The figures in one line. If there is too little room, optional ones are left out, the first one first."""
+    texts = [
+        " · ".join(text for name, text in figures.items() if text and name not in optional[:count])
+        for count in range(len(optional) + 1)
+    ]
+    return next((text for text in texts if len(text) <= room), texts[-1])
 
 
 class RunProgress(Bar):
     """Shows the rollouts paid so far, the latest figures and, unless `max_rollouts` is None, the time left."""
+
+    optional = ("trained", "reward")
 
     def __init__(self, console: Console, max_rollouts: int | None) -> None:
         super().__init__(console, "starting", _EVERY_S, endless=max_rollouts is None)
@@ -163,10 +189,14 @@ class RunProgress(Bar):
             self._figures["reward"] = f"reward {line['reward_mean']:.3f}"
         paid = line["rollouts_paid"]
         share = 0.0 if self._max is None else paid / self._max
-        figures = [f"{paid:,} rollouts", f"{line['accounts']['trained']:,} trained on", *self._figures.values()]
+        figures = {
+            "paid": f"{paid:,} rollouts",
+            "trained": f"{line['accounts']['trained']:,} trained on",
+            **self._figures,
+        }
         if self._max is not None and (left := self.time_left(share)):
-            figures.append(f"{left} left")
-        self.update(" · ".join(figures), share, is_last=line["kind"] == "end")
+            figures["left"] = f"{left} left"
+        self.update(figures, share, is_last=line["kind"] == "end")
 
 
 def paid_for(run: RecordedRun) -> Table:
@@ -210,7 +240,7 @@ def staged() -> Iterator[Callable[..., None]]:
             curve = ""
             if right is not None:
                 curves[what].append(right)
-                curve = f" {sparkline(curves[what], _CURVE)} {right:.0%} right"
+                curve = f" {sparkline(curves[what], _CURVE)} {right:.0%} of tokens right"
             progress.update(bars[what], completed=done, total=of, description=what + curve)
 
         yield shown
@@ -223,7 +253,7 @@ def _stages_in_lines(lines: Lines) -> Callable[..., None]:
     def shown(what: str, done: int, of: int, right: float | None = None, /) -> None:
         time_left = left.setdefault(what, TimeLeft())(done / max(of, 1))
         if time.monotonic() - began > _PATIENCE_S:  # quick stages print nothing
-            figure = "" if right is None else f", {right:.0%} right"
+            figure = "" if right is None else f", {right:.0%} of tokens right"
             lines.say(
                 f"{what}{figure}: {done:,} of {of:,}" + (f" · {time_left} left" if time_left else ""), every_s=_STAGE_S
             )

@@ -11,6 +11,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from rollalloc.cli.commands import reflowed
+
 
 def recipes(
     name: Annotated[
@@ -85,4 +87,5 @@ def _arguments(function: Any) -> Mapping[str, str]:
 
 def _before_arguments(function: Any) -> str:
     """The part of a docstring before its sections."""
-    return re.split(r"^(?:Args|Raises|Returns):$", inspect.getdoc(function) or "", flags=re.MULTILINE)[0].strip()
+    text = re.split(r"^(?:Args|Raises|Returns):$", inspect.getdoc(function) or "", flags=re.MULTILINE)[0]
+    return reflowed(text).strip()

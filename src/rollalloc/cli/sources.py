@@ -142,14 +142,17 @@ def prompts_in(files: tuple[str, ...]) -> int:
     return len({repr([row.get(name) for name in ("data_source", "prompt", "reward_model")]) for row in rows})
 
 
-def budget_said(options: RunOptions, rollouts: int | None) -> str:
-    """Describe the rollout budget. If it is the default, say how it was computed."""
-    if rollouts is None:
-        return "rollouts without a limit"
-    if options.max_rollouts is not None or options.task is not None:
-        return f"at most {rollouts:,} rollouts"
-    default = f"{ROLLOUTS_PER_PROMPT} a prompt and at least {LEAST_ROLLOUTS:,}"
-    return f"at most {rollouts:,} rollouts (the default: {default}; --max-rollouts changes it)"
+def end_said(options: RunOptions, run: Config) -> str:
+    """Say when a run ends: its budget and its target. Of a default, say whose it is and how it is changed."""
+    of_task = f"{run.task}'s" if options.task is not None else ""
+    per_prompt = f"{ROLLOUTS_PER_PROMPT} a prompt and at least {LEAST_ROLLOUTS:,}"
+    rollouts = "rollouts without a limit" if run.max_rollouts is None else f"at most {run.max_rollouts:,} rollouts"
+    if run.max_rollouts is not None and options.max_rollouts is None:
+        rollouts += f" ({of_task or f'the default: {per_prompt}'}; --max-rollouts changes it)"
+    if run.target is None or run.target >= 1:
+        return rollouts
+    target = f"{rollouts}, until a held-out accuracy of {run.target:g}"
+    return target if options.target is not None else f"{target} ({of_task}; --target changes it)"
 
 
 def _lora(options: RunOptions) -> Lora | None:

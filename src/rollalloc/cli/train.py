@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from pathlib import Path
 from signal import SIGINT
@@ -69,7 +68,7 @@ def train(
     ] = False,
 ) -> None:
     """Train one model under one recipe."""
-    from rollalloc.cli.sources import budget_said, run_of
+    from rollalloc.cli.sources import end_said, run_of
     from rollalloc.core.errors import NoScores
     from rollalloc.named import make_recipe
     from rollalloc.processes.stopping import Stopped
@@ -82,7 +81,7 @@ def train(
     from rollalloc.train.run_json import read_config
     from rollalloc.train.train import train as carry_out
 
-    console, results, began = Console(stderr=True), result_console(), time.monotonic()
+    console, results = Console(stderr=True), result_console()
     if resume and overwrite:
         raise ValueError("--resume continues a run and --overwrite replaces it; give only one of them")
     run = run_of(options, recipe, parameters_of(set_), seed)
@@ -92,9 +91,10 @@ def train(
     if options.task:
         one_thread()
     out = out or Path("runs") / f"{(options.task or 'train').replace('/', '-')}-{run.name.replace(':', '.')}-{seed}"
-    at = newest(out) if resume else None
+    at, begun = newest(out) if resume else None, options
     if at is not None:
         run = _as_begun(run, options, read_config(out))
+        begun = replace(options, max_rollouts=run.max_rollouts)  # no default is taken again
     if at is None:
         with RunFolder(out) as place:  # checked now, because creating the task may take minutes
             place.check(overwrite=overwrite or resume)
@@ -105,8 +105,7 @@ def train(
             run = with_task_files(run, options.tasks, shown)
     say(
         console,
-        f"{run.recipe} {dict(run.parameters)}, learning rate {run.learning_rate:g}, "
-        f"{budget_said(options, run.max_rollouts)}",
+        f"{run.recipe} {dict(run.parameters)}, learning rate {run.learning_rate:g}, {end_said(begun, run)}",
     )
     if resume and at is None:
         say(console, f"no checkpoint in {out}: the run starts afresh", "yellow")
@@ -144,7 +143,7 @@ def train(
         say(results, learned)
     if run_made.silence:
         say(console, run_made.silence, "yellow")
-    say(console, f"model and metrics are in {out}; {took(began)}")
+    say(console, f"model and metrics are in {out}; {took()}")
 
 
 def _as_begun(run: Config, options: RunOptions, begun: Config) -> Config:

@@ -31,6 +31,7 @@ from rollalloc.core.events import (
 )
 from rollalloc.core.group import GroupView
 from rollalloc.core.recipe import Recipe, refuse_other
+from rollalloc.core.rule import called
 from rollalloc.core.run import Run
 from rollalloc.core.sanity import refuse_unteachable
 from rollalloc.core.selection import Selection
@@ -201,10 +202,10 @@ class Allocator:
         if halt is not None and halt.ends is Ends.NOTHING:
             raise NoProgress(halt.why)
         if run.flight.ready:
-            why = halt.why if halt else f"the intake rule {run.recipe.intake!r} opens no more groups"
+            why = halt.why if halt else f"the intake rule {called(run.recipe.intake)} opens no more groups"
             if batch := batches.make_batch(run, why):
                 return batch
-            raise NoProgress(f"{run.recipe.stages[-1].promote!r} promotes no group although nothing is running")
+            raise NoProgress(f"{called(run.recipe.stages[-1].promote)} promotes no group although nothing is running")
         if halt is not None and halt.ends is Ends.BATCH:
             run.budgets.batch_opened = 0  # allows `max_candidates` further prompts for this batch
             halt = decisions.decide(run)

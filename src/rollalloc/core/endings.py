@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rollalloc.core.budget_tracker import Ends, Halt
+from rollalloc.core.rule import called
 from rollalloc.core.run import Run
 from rollalloc.core.sanity import doubts
 from rollalloc.core.statistics import QUARANTINED
@@ -80,7 +81,7 @@ def no_progress(run: Run) -> str:
     if any(run.flight.waiting_S):
         promote = [stage.promote for stage in run.recipe.stages]
         return f"groups wait and nothing is running, but none of the promote rules {promote} lets a group go on"
-    return f"no group exists and nothing is running, but {run.recipe.intake!r} opens no group"
+    return f"no group exists and nothing is running, but {called(run.recipe.intake)} opens no group"
 
 
 def _fates(run: Run) -> str:

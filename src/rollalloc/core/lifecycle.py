@@ -11,7 +11,7 @@ from rollalloc.core.events import FARTHEST, LARGEST, LARGEST_WHOLE, Cancelled, D
 from rollalloc.core.group import Group
 from rollalloc.core.phase import OVER, Phase
 from rollalloc.core.prompt_pool import NOW, Until
-from rollalloc.core.rule import Act, SampledStops, StopRule
+from rollalloc.core.rule import Act, SampledStops, StopRule, called
 from rollalloc.core.run import Run
 from rollalloc.core.seeds import rng_when_used
 from rollalloc.core.statistics import QUARANTINED
@@ -146,7 +146,7 @@ def on_offered(run: Run, event: Offered) -> None:
     rule, pool = run.loader, run.pool
     if rule is None:
         raise EventError(
-            f"Offered: the recipe draws its own prompts ({run.recipe.prompts!r}); use the prompt rule as_offered()"
+            f"Offered: the recipe draws its own prompts ({called(run.recipe.prompts)}); use the prompt rule as_offered()"
         )
     wrong = [prompt for prompt in event.prompts if not 0 <= prompt < len(run.table)]
     if wrong or event.epoch < pool.epoch:

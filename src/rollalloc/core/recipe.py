@@ -23,6 +23,7 @@ from rollalloc.core.rule import (
     Rule,
     SizeRule,
     StopRule,
+    called,
 )
 
 _MOST_FAILURES = 255  # the statistics store this count in one byte
@@ -178,13 +179,16 @@ class Recipe:
         """Check the row rule's trait `rows`. It must not be None if another rule reads `view.rows`."""
         if self.group_rows is not None:
             at_least(
-                f"{self.rows!r}: its trait `rows`", self.group_rows, 1, "the maximum rows per group; None: no maximum"
+                f"{called(self.rows)}: its trait `rows`",
+                self.group_rows,
+                1,
+                "the maximum rows per group; None: no maximum",
             )
             return
         if readers := [rule for rule in self.rules if rule.traits.reads_rows]:
             raise ValueError(
-                f"{readers[0]!r} reads the number of rows per group, but {self.rows!r} does not declare it; use a row rule "
-                "with the trait `rows`, or replace both rules"
+                f"{called(readers[0])} reads the number of rows per group, but {called(self.rows)} does not declare it; use "
+                "a row rule with the trait `rows`, or replace both rules"
             )
 
     def replace(self, *, stage: str | None = None, **changes: Any) -> Recipe:

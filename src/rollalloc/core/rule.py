@@ -23,6 +23,7 @@ from rollalloc.core.prompt_pool import NEXT_EPOCH, Until
 from rollalloc.core.statistics import PromptStatistics
 from rollalloc.core.table import PromptTable
 
+_SHORT = 100  # characters of a rule in an error
 Memory = dict[str, Any]  # the state of a prompt or size rule: numpy arrays, numbers, strings and lists of them
 
 
@@ -298,6 +299,11 @@ class Rule(ABC):  # noqa: B024
             A mapping from each promise, in plain words, to whether the decision keeps the promise.
         """
         return {}
+
+
+def called(rule: Rule) -> str:
+    """What an error to a user calls a rule: its `repr`, or its class if the `repr` would fill lines."""
+    return text if len(text := repr(rule)) <= _SHORT else type(rule).__name__
 
 
 class PromptRule(Rule):

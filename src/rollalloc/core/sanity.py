@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import accumulate
 
 from rollalloc.core.recipe import Recipe
-from rollalloc.core.rule import AdvantageTraits, SizeTraits
+from rollalloc.core.rule import AdvantageTraits, SizeTraits, called
 
 
 def refuse_unteachable(recipe: Recipe) -> None:
@@ -34,8 +34,8 @@ def unteachable(recipe: Recipe) -> str | None:
         needed = stage.judge.traits.least_scored
         if rollouts is not None and rollouts < needed:
             return (
-                f"{stage.judge!r} lets a group pass only if it has at least {needed} scored rollouts, but after the stage "
-                f"{stage.name!r} it has {rollouts} at most; generate more rollouts"
+                f"{called(stage.judge)} lets a group pass only if it has at least {needed} scored rollouts, but after the "
+                f"stage {stage.name!r} it has {rollouts} at most; generate more rollouts"
             )
     rows = min((most for most in (recipe.group_rows, rollouts_S[-1]) if most is not None), default=None)
     compared = {"group": rollouts_S[-1], "chosen": rows, "batch": None if rows is None else rows * recipe.groups}
@@ -49,7 +49,7 @@ def unteachable(recipe: Recipe) -> str | None:
             continue
         if compared[traits.compares] == 1:
             alone = "group" if traits.compares == "chosen" and rollouts_S[-1] == 1 else traits.compares
-            return f"{rule!r} {_ALONE[alone]}"
+            return f"{called(rule)} {_ALONE[alone]}"
     return None
 
 

@@ -6,7 +6,6 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from reprlib import repr as short
 from typing import Any
@@ -17,6 +16,7 @@ from rollalloc.data.prompts import check_row, write_prompts
 from rollalloc.data.public import FILTERS, SETS, NoAnswer, PublicSplit, to_verl
 from rollalloc.files.claims import claim_files, refuse_foreign_files
 from rollalloc.files.text import error_text
+from rollalloc.named import near
 
 _SUFFIXES = (".parquet", ".jsonl", ".json", ".csv", ".tsv")
 
@@ -109,9 +109,7 @@ def _check_filter(name: str | None, parts: Sequence[PublicSplit]) -> None:
 
 def _parts(name: str) -> tuple[PublicSplit, ...]:
     if name not in SETS:
-        near = get_close_matches(name, SETS, n=1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
-        raise ValueError(f"unknown set {name!r}{hint}; there are {', '.join(SETS)}")
+        raise ValueError(f"unknown set {name!r}{near(name, SETS)}; there are {', '.join(SETS)}")
     return SETS[name]
 
 

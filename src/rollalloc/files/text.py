@@ -5,6 +5,7 @@ from __future__ import annotations
 import unicodedata
 
 _KEPT = "\n\t"
+_SENTENCES = (ValueError, TypeError, OSError, RuntimeError, ArithmeticError, ImportError, AttributeError)
 _PICTURES = 0x2400  # first of Unicode's visible symbols for control characters
 # Control and format characters, lone surrogates, line and paragraph separators, and code points without a character, some of
 # which XML 1.0 does not allow.
@@ -29,8 +30,20 @@ def one_line(text: str, limit: int = 40) -> str:
 
 
 def error_text(error: BaseException, limit: int | None = None) -> str:
-    """The type and message of an error, such as "ValueError: expected a number", cut off after `limit` characters."""
+    """The type and message of an error of code that is not ours, such as "KeyError: 'answer'", cut off after `limit`
+    characters."""
     return f"{type(error).__name__}: {error}"[:limit]
+
+
+def told(error: BaseException) -> str:
+    """What a user is told of an error: its message without its type; for an error of the system, the files and the reason.
+
+    Errors whose message is no sentence, such as a KeyError, keep their type.
+    """
+    if isinstance(error, OSError) and error.strerror:
+        files = [str(name) for name in (error.filename, error.filename2) if name is not None]
+        return ": ".join([*files, error.strerror])
+    return str(error) if isinstance(error, _SENTENCES) and str(error) else error_text(error)
 
 
 def _shown(letter: str) -> str:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from rollalloc.core.recipe import Budget, Recipe, Stage, one_of
-from rollalloc.core.rule import PromptRule, SizeRule
+from rollalloc.core.rule import PromptRule, SizeRule, called
 from rollalloc.recipes.grpo import QUARANTINE_AFTER
 from rollalloc.recipes.knapsack import LastVisit
 from rollalloc.rules import advantages, intake, judges, promote, prompts, rows, sizes
@@ -185,6 +185,6 @@ def _refuse_too_few_rollouts(recipe: Recipe) -> None:
         total += stage.size.n
     if m is not None and m > total:
         raise ValueError(
-            f"{recipe.rows!r} trains on {m} rollouts but the stages generate only {total}; give n of at least {m} to the "
-            "first recipe, which sets the number of rollouts"
+            f"{called(recipe.rows)} trains on {m} rollouts but the stages generate only {total}; give n of at least {m} to "
+            "the first recipe, which sets the number of rollouts"
         )

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rollalloc.files.names import DESCRIPTION, METRICS
-from rollalloc.files.text import error_text
+from rollalloc.files.text import told
 from rollalloc.runs.fields import MetricsLine, description, metrics_line
 from rollalloc.runs.files import LONGEST, lines_of, open_regular, why
 from rollalloc.runs.recorded import Line, RecordedRun
@@ -40,7 +40,7 @@ def read_run(folder: Path) -> RecordedRun:
             return _read_ours(folder)
         return replace(run, metrics=_thinned(run.metrics))
     except Exception as error:  # a damaged run must not hide the other runs
-        return RecordedRun(folder, problem=error_text(error))
+        return RecordedRun(folder, problem=told(error))
 
 
 def _read_ours(folder: Path) -> RecordedRun:

@@ -15,6 +15,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from rollalloc.core.allocator import Allocator
 from rollalloc.core.recipe import Recipe
+from rollalloc.core.rule import called
 from rollalloc.core.sanity import doubts
 from rollalloc.data.encoding import template_arguments
 from rollalloc.data.feature_file import holds_features, read_features
@@ -140,7 +141,7 @@ def _check_features(config: Config, recipe: Recipe) -> None:
     if config.features is None:
         return
     if not recipe.reads_features:
-        raise ValueError(f"features: the prompt rule {recipe.prompts!r} does not use them; leave features out")
+        raise ValueError(f"features: the prompt rule {called(recipe.prompts)} does not use them; leave features out")
     if config.features == _NO_FEATURES:
         return
     if not Path(config.features).is_file():

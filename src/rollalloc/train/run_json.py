@@ -64,6 +64,7 @@ def read_config(folder: Path) -> Config:
 def is_run_in(config: Config, folder: Path) -> bool:
     """Whether a folder's `run.json` describes this run, and the input files still have the same contents."""
     saved, digests = _saved_in(folder)
+    config = _named_as(saved, config)
     if saved != config.description():
         return False
     # Files that are missing on this machine are not compared.
@@ -72,7 +73,8 @@ def is_run_in(config: Config, folder: Path) -> bool:
 
 def is_described_in(config: Config, folder: Path) -> bool:
     """Whether a folder's `run.json` describes this run. Fast, because the contents of input files are not compared."""
-    return _saved_in(folder)[0] == config.description()
+    saved = _saved_in(folder)[0]
+    return saved == _named_as(saved, config).description()
 
 
 def was_begun_in(config: Config, folder: Path) -> bool:
@@ -83,13 +85,42 @@ def was_begun_in(config: Config, folder: Path) -> bool:
     return is_described_in(replace(config, **{name: getattr(begun, name) for name in WHERE_IT_RUNS}), folder)
 
 
-def refuse_another_run(config: Config, folder: Path) -> None:
-    """Raise a ValueError if this configuration cannot resume the run in the folder. The message names the differences."""
+def resumed(config: Config, folder: Path) -> Config:
+    """The configuration with which the run in the folder is resumed: files have the names that the run's `run.json` has.
+
+    Raises:
+        ValueError: the configuration is of another run. The message names the differences.
+    """
+    config = _named_as(_saved_in(folder)[0], config)
     if others := list(differences(read_config(folder).identity(), config.identity(), "config")):
         raise ValueError(
             f"the checkpoints in {folder} are of another run: {'; '.join(others)}; use the settings of "
             "that run, or give another folder"
         )
+    return config
+
+
+def _named_as(saved: Mapping[str, Any], config: Config) -> Config:
+    """The configuration with a saved one's names of model, data and reward, where both names lead to the same file."""
+    names = {name: getattr(config, name) for name in ("model", "prompts", "heldout", "reward")}
+    same = {
+        name: saved[name]
+        for name, own in names.items()
+        if name in saved and _places(name, saved[name]) == _places(name, own)
+    }
+    return replace(config, **{name: tuple(value) if isinstance(value, list) else value for name, value in same.items()})
+
+
+def _places(name: str, value: Any) -> Any:
+    """Where a name, or each of several, leads: a path, or the name itself if there is no such file here."""
+    if isinstance(value, (list, tuple)):
+        return [_places(name, each) for each in value]
+    if not isinstance(value, str):
+        return value
+    if name != "reward":
+        return Path(value).resolve() if Path(value).exists() else value
+    file = _reward_file(value)
+    return (Path(file).resolve(), value.rpartition(":")[2]) if file else value
 
 
 def folder_of(config: Config, folder: Path) -> Path:

@@ -27,7 +27,7 @@ from rollalloc.data.prompts import EncodedPrompts
 from rollalloc.files.atomic import append_text, write_text
 from rollalloc.files.names import ALLOCATOR, DECISIONS, DESCRIPTION, METRICS, REWARDS, ROLLOUTS
 from rollalloc.files.origin import origin
-from rollalloc.files.text import error_text
+from rollalloc.files.text import told
 from rollalloc.generate.engine import LocalEngine
 from rollalloc.generate.outcomes import RolloutResult, mostly_unscored, no_scores, tell
 from rollalloc.generate.stream.async_engine import AsyncEngine
@@ -49,7 +49,7 @@ from rollalloc.train.folder import RunFolder, Saves
 from rollalloc.train.grid import Grid
 from rollalloc.train.loading import check, encoded, features_for, held_out_of, scorer_of
 from rollalloc.train.notices import Notices
-from rollalloc.train.run_json import refuse_another_run, was_begun_in, write_config
+from rollalloc.train.run_json import resumed, was_begun_in, write_config
 from rollalloc.train.saving import Checkpoints
 from rollalloc.train.schedule import check_budget, share_spent
 from rollalloc.train.state import RunState, identity_of
@@ -96,7 +96,7 @@ def train(
         resumes = resume and checkpoint.newest(folder) is not None
         if resumes:
             place.lock()
-            refuse_another_run(config, folder)
+            config = resumed(config, folder)
         else:
             overwrite = overwrite or (resume and place.is_broken() and was_begun_in(config, folder))
             place.check(overwrite=overwrite)
@@ -445,7 +445,7 @@ class Loop(ABC):
     def _write_failure(self, error: Exception) -> None:
         """Add a line to the metrics that says that the run failed. Resuming removes this line."""
         with suppress(Exception):  # an error of writing this line must not hide the first error
-            self._write_last("failed", error_text(error))
+            self._write_last("failed", told(error))
 
     # ----------------------------------------------------------------------------------------------------- resuming
 

@@ -238,6 +238,27 @@ def test_groups_made_of_a_recipe_for_single_rollouts_are_said(tmp_path, caplog, 
 
 
 @pytest.mark.parametrize(
+    ("recipe", "said"),
+    [
+        ("foresight", "n=1 in the recipe, as in recipes.foresight(n=1)"),
+        (recipes.raft(), "n=1 in the recipe, as in recipes.raft(n=1)"),
+        ("pods", "generates up to 32 rollouts of each prompt, of which num_generations=8 are trained on"),
+        (recipes.pods(), "generates up to 32 rollouts of each prompt, of which num_generations=8 are trained on"),
+    ],
+)
+def test_what_a_recipe_makes_of_num_generations_is_said_in_the_name_of_the_recipe(tmp_path, caplog, recipe, said):
+    in_shape_of(tiny_trl.settings(tmp_path, per_device_train_batch_size=8, num_generations=8), recipe)
+    [warning] = caplog.messages
+    assert said in warning
+
+
+@pytest.mark.parametrize("recipe", ["grpo", "pilot_commit", recipes.pods(groups=1, n=16, m=8)])
+def test_a_recipe_that_generates_what_was_said_warns_of_nothing(tmp_path, caplog, recipe):
+    in_shape_of(tiny_trl.settings(tmp_path, per_device_train_batch_size=8, num_generations=8), recipe)
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize(
     ("recipe", "error", "message"),
     [
         ("pilot_comit", ValueError, "unknown recipe 'pilot_comit' .did you mean 'pilot_commit'"),

@@ -84,6 +84,21 @@ def test_too_few_is_a_verdict(call, tmp_path):
     assert said(out).startswith("Too few to tell (3 prompts, at least 10 are needed): sample")
 
 
+@pytest.mark.parametrize(
+    ("prompts", "given", "why"),
+    [
+        (3, ["--framework", "trl"], "Nothing to paste for --framework trl: there is no advice."),
+        (80, ["--framework", "verl", "--present", "reinforce:n=1"], "for --framework verl: the advice is your present"),
+        (3, [], ""),
+    ],
+)
+def test_a_framework_for_which_there_is_nothing_to_paste_is_answered(call, tmp_path, prompts, given, why):
+    code, out, _ = call(lines(tmp_path / "1.jsonl", verl(prompts=prompts)), *given)
+    assert code == 0
+    assert why in said(out)
+    assert bool(why) == ("Nothing to paste" in out)
+
+
 def test_json_has_all_of_it(call, tmp_path):
     found = json.loads(call(lines(tmp_path / "1.jsonl", verl()), "--json")[1])["profile"]
     assert (found["prompts"], found["rollouts"], found["n"], found["too_few"]) == (80, 320, 4, "")

@@ -16,6 +16,8 @@ import pytest
 pytest.importorskip("openai", reason="needs pip install 'rollalloc[served]'")
 from stand_in_server import MODEL, answered, completion, logged, serving
 
+from rollalloc.lab.advise.served import amount
+
 
 def test_a_served_model_gets_a_verdict_and_every_answer_is_scored_and_kept(advise, server):
     server.replies = lambda number, body: time.sleep(0.01) or answered(number, body)
@@ -336,6 +338,14 @@ def test_the_cost_comes_first_and_is_estimated_from_the_first_answers(advise, se
     arrived, left, tokens = map(int, estimate.groups())
     assert (arrived >= 16, arrived + left, tokens) == (True, 96, 10 * left)
     assert "96 answers: 672 tokens of prompts and 288 of answers, 2.11 in your currency" in said
+
+
+@pytest.mark.parametrize(
+    ("price", "said"),
+    [(1234.5, "1,234.50"), (0.114, "0.11"), (1.824e-4, "0.00018"), (3.12e-7, "0.00000031"), (0.0, "0")],
+)
+def test_a_price_is_not_rounded_to_nothing(price, said):
+    assert amount(price) == said
 
 
 @pytest.mark.parametrize(

@@ -355,7 +355,7 @@ def test_verifiers_turns_are_counted_and_groups_are_of_one_run(tmp_path):
     log = read_log(lines(tmp_path / "traces.jsonl", rows))
     assert log.format == "verifiers"
     assert rewards(log) == [[1, 1], [1]]
-    assert "turns of a rollout: 1.7 on average, at most 3" in log.notes
+    assert "turns of a rollout: 1.7 on average, 3 in the longest" in log.notes
     assert log.groups.answer_R[0] == log.groups.answer_R[1] != log.groups.answer_R[2]
 
 
@@ -452,7 +452,7 @@ def test_prime_rl_at_the_commit_that_was_read_has_groups_steps_tokens_and_failur
     assert log.groups.tokens_R.tolist()[:4] == [4, 8, 4, 4]
     assert log.groups.truncated_V.tolist() == [1, 0, 0]
     assert "2 traces failed and have no score: ProviderError (1), SandboxError (1)" in log.notes
-    assert "turns of a rollout: 1.1 on average, at most 2" in log.notes
+    assert "turns of a rollout: 1.1 on average, 2 in the longest" in log.notes
 
 
 def test_prime_rl_0_9_writes_a_stream_of_chunks_packed_but_for_the_last():

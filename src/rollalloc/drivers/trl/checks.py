@@ -15,7 +15,9 @@ from packaging.version import Version
 from transformers import PreTrainedModel
 from trl import is_conversational
 
+from rollalloc import recipes
 from rollalloc.core.recipe import Recipe
+from rollalloc.core.rule import called
 from rollalloc.data.overlap import warn_of_shared
 from rollalloc.drivers.trl.columns import check_conversations
 from rollalloc.drivers.trl.rewards import RewardFunctions, check_columns, how_to_name_a_metric
@@ -87,25 +89,41 @@ def in_shape_of(args: Any, recipe: Recipe | str) -> Recipe:
     if made is not recipe:
         sizes = ", ".join(f"{stage.name}: {stage.size!r}" for stage in made.stages)
         log.info("the recipe has TRL's sizes: %d groups in a batch, %s, rows %r", made.groups, sizes, made.rows)
+        _warn_of_more(made, n)
     return made
+
+
+def _warn_of_more(made: Recipe, n: int) -> None:
+    """Warn if a recipe that got its sizes from `num_generations` may generate more rollouts of a prompt than that."""
+    sizes = [getattr(stage.size, "n", None) for stage in made.stages]
+    generated = sum(size for size in sizes if size is not None)
+    if None not in sizes and generated > n:
+        log.warning(
+            "the recipe generates up to %d rollouts of each prompt, of which num_generations=%d are trained on: each is "
+            "paid for. For other numbers, give the recipe with its sizes, as in recipes.pods(groups, n, m)",
+            generated,
+            n,
+        )
 
 
 def _warn_of_own_n(recipe: Recipe | str, made: Recipe) -> None:
     """Warn if a recipe is meant for one rollout per prompt, but got a larger n from `num_generations`."""
     if isinstance(recipe, str):
-        parameters = signature_of(recipe)
+        name, parameters = recipe, signature_of(recipe)
     else:
         call = call_of(recipe)
+        name = "" if call is None else call.function.__name__
         parameters = {} if call is None or {"groups", "n"} & call.given.keys() else signature(call.function).parameters
     rows = rows_per_group(made)
     if "n" in parameters and parameters["n"].default == 1 and rows is not None and rows > 1:
         log.warning(
             "this recipe is meant for one rollout of each of many prompts, but num_generations=%d gives it %d rollouts of "
             "each of %d prompts in a batch. For one rollout of each, set num_generations=2, the smallest value that TRL "
-            "accepts, and n=1 in the recipe, as in recipes.reinforce(n=1)",
+            "accepts, and n=1 in the recipe, as in %s",
             rows,
             rows,
             made.groups,
+            f"recipes.{name}(n=1)" if hasattr(recipes, name) else f"make_recipe({name!r}, {{'n': 1}})",
         )
 
 
@@ -121,7 +139,7 @@ def check_sizes(args: Any, recipe: Recipe) -> None:
         stages = ", ".join(f"{stage.name}: {stage.size!r}" for stage in recipe.stages)
         raise ValueError(
             f"num_generations={args.num_generations} does not fit the recipe, which trains on {each} rows per group "
-            f"(stages: {stages}; rows {recipe.rows!r}); set num_generations={each}, or change the recipe"
+            f"(stages: {stages}; rows {called(recipe.rows)}); set num_generations={each}, or change the recipe"
         )
     if args.generation_batch_size != recipe.groups * each:
         raise ValueError(
@@ -224,8 +242,8 @@ def in_order(recipe: Recipe, args: Any) -> Recipe:
         return recipe
     if recipe.prompts != Shuffled():
         raise ValueError(
-            f"shuffle_dataset=False, but the recipe draws the prompts by {recipe.prompts!r}; do not set shuffle_dataset, "
-            "or give the recipe prompts=InOrder() of rollalloc.rules.prompts"
+            f"shuffle_dataset=False, but the recipe draws the prompts by {called(recipe.prompts)}; do not set "
+            "shuffle_dataset, or give the recipe prompts=InOrder() of rollalloc.rules.prompts"
         )
     return replace(recipe, prompts=InOrder())
 

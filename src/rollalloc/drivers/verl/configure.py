@@ -11,6 +11,7 @@ from typing import Any
 from omegaconf import OmegaConf, open_dict
 
 from rollalloc.core.recipe import at_least
+from rollalloc.core.rule import called
 from rollalloc.core.sanity import doubts, unteachable
 from rollalloc.drivers.verl.modes import Overlap, verls_mode
 from rollalloc.drivers.verl.names import refuse_reward_arguments
@@ -133,7 +134,8 @@ def _conflicts(config: Any, settings: VerlSettings) -> Iterator[str]:
             f"{_OR_NO_STOPS}"
         )
     if not settings.loader_draws and not config.data.get("shuffle", True):
-        yield f"data.shuffle=False, but the recipe draws prompts by {settings.recipe.prompts!r}; leave data.shuffle alone"
+        rule = called(settings.recipe.prompts)
+        yield f"data.shuffle=False, but the recipe draws prompts by {rule}; leave data.shuffle alone"
     compared = settings.own_advantages or algorithm.adv_estimator not in WITHOUT_GROUPS
     if compared and (why := unteachable(settings.recipe)):
         yield f"{SECTION}.recipe with actor_rollout_ref.rollout.n={rollout.n}: {why}"

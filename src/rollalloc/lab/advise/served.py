@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict
+from decimal import Decimal
 from pathlib import Path
 from threading import Lock
 
@@ -241,6 +242,11 @@ def _saved(path: Path) -> list[tuple[tuple[str, int], Answer]]:
     return saved
 
 
+def amount(price: float) -> str:
+    """A price with two decimals; below 1 with two digits that are not 0, because 0.00 would say nothing."""
+    return f"{price:,.2f}" if price >= 1 else f"{Decimal(f'{price:.2g}'):f}"
+
+
 class _Cost:
     """Shows the cost of a profile: the maximum at the start, an estimate after some answers, and the sum at the end.
 
@@ -258,7 +264,8 @@ class _Cost:
         """Cost of these numbers of tokens, in words; empty without prices."""
         if self._prices is None:
             return ""
-        return f", {(prompts * self._prices[0] + answers * self._prices[1]) / 1e6:,.2f} in your currency"
+        price = (prompts * self._prices[0] + answers * self._prices[1]) / 1e6
+        return f", {amount(price)} in your currency"
 
     def before(self, concurrency: int, sampling: Sampling) -> None:
         """Show the maximum number of tokens of all answers, and the sampling parameters."""
@@ -281,10 +288,11 @@ class _Cost:
         self._estimated = True
         left = len(self._answers.missing) - arrived
         minutes = left * (time.monotonic() - self._began) / arrived / 60
+        time_left = f"{minutes:.0f} min" if minutes >= 1 else "less than a minute"
         if left and prompt + answer:
             self._say(
                 f"after the first {arrived} answers: {prompt:.0f} tokens per prompt and {answer:.0f} per answer; the "
-                f"other {left:,} will take about {left * (prompt + answer):,.0f} tokens and {minutes:.0f} min"
+                f"other {left:,} will take about {left * (prompt + answer):,.0f} tokens and {time_left}"
                 + self._price(left * prompt, left * answer)
             )
 

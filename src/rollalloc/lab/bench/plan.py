@@ -17,10 +17,10 @@ from rollalloc.core.packing import differences
 from rollalloc.files.atomic import write_text
 from rollalloc.files.claims import Claims
 from rollalloc.files.opening import read_text
-from rollalloc.files.text import error_text, one_line
+from rollalloc.files.text import one_line, told
 from rollalloc.lab.bench.presets import DEFAULT_RATE, preset_of
 from rollalloc.lab.bench.tiers import TIERS, Tier, seconds_of
-from rollalloc.named import RECIPES, make_recipe
+from rollalloc.named import RECIPES, make_recipe, near
 from rollalloc.train.defaults import default_parameters
 
 PLAN, TABLE, DIVERGED = "plan.json", "leaderboard.md", "diverged.json"
@@ -127,11 +127,12 @@ def make_plan(tier: str, *, tasks: Sequence[str] = (), recipes: Sequence[str] = 
         ValueError: a tier, task or recipe is unknown.
     """
     if tier not in TIERS:
-        raise ValueError(f"unknown tier {tier!r}; there are {', '.join(TIERS)}")
+        raise ValueError(f"unknown tier {tier!r}{near(tier, TIERS)}; there are {', '.join(TIERS)}")
     sized = TIERS[tier]
     for name in tasks:
         if name not in sized.tasks:
-            raise ValueError(f"tier {tier} has no task {name!r}; there are {', '.join(sized.tasks)}")
+            known = ", ".join(sized.tasks)
+            raise ValueError(f"tier {tier} has no task {name!r}{near(name, sized.tasks)}; there are {known}")
     chosen: list[TaskPlan] = []
     for name, budget in sized.tasks.items():
         if not tasks or name in tasks:
@@ -273,5 +274,5 @@ def frozen_in(folder: Path) -> tuple[Plan, str]:
         revived = Plan(**plan | {"tasks": tasks, "contestants": methods, "seeds": tuple(plan["seeds"])})
         return revived, one_line(str(saved["date"]))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        shown = one_line(error_text(error), 300)
+        shown = one_line(told(error), 300)
         raise ValueError(f"{path} is no plan of this version of rollalloc ({shown})") from None

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
+from rollalloc.files.text import told
 from rollalloc.processes.spawned import Spawned
 from rollalloc.processes.stopping import StopRequest
 from rollalloc.train.config import Config
@@ -241,8 +242,7 @@ def _work(connection: Connection, overwrite: bool) -> None:
             is_begun = is_run_in(run, place)
             train(run, place, resume=is_begun, overwrite=overwrite and not is_begun)
         except Exception as raised:
-            kind = type(raised).__name__
-            error = (kind, f"{kind}: {raised}")
+            error = (type(raised).__name__, told(raised))
         with sending:
             connection.send(error)
 

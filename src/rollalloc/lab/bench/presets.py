@@ -23,6 +23,7 @@ from rollalloc.lab.bench.rungs import RUNGS
 from rollalloc.lab.bench.tasks import gym, ladder, skills, sort, walks
 from rollalloc.lab.bench.tasks.files import Shown, TaskFiles, unseen
 from rollalloc.models.dtypes import Precision
+from rollalloc.named import near
 from rollalloc.train.config import Config
 
 DEFAULT_RATE = 6e-4  # learning rate of every recipe, if no other was set or tuned
@@ -96,7 +97,7 @@ def preset_of(task: str) -> tuple[str, Preset]:
     """
     name = f"{task}/late" if task in POOLED else task
     if name not in PRESETS:
-        raise ValueError(f"unknown task {name!r}; there are {', '.join(PRESETS)}")
+        raise ValueError(f"unknown task {name!r}{near(name, PRESETS)}; there are {', '.join(PRESETS)}")
     return name, PRESETS[name]
 
 

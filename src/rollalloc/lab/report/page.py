@@ -19,7 +19,7 @@ import rollalloc
 from rollalloc.files.atomic import write_text
 from rollalloc.files.claims import claim_files
 from rollalloc.files.origin import origin
-from rollalloc.files.text import error_text, one_line, visible
+from rollalloc.files.text import one_line, told, visible
 from rollalloc.lab.bench.summary import Interval, RecipeSummary, Summary, summaries_of
 from rollalloc.lab.report import completions, figures, interactive, png, series, style
 from rollalloc.lab.report.charts import Chart, as_csv
@@ -156,7 +156,7 @@ def sections(runs_in: Mapping[Path, Sequence[RecordedRun]], folder: Path) -> lis
     try:
         summaries = _compared(runs)
     except Exception as error:  # show the runs even if they cannot be compared, for example runs of another version
-        why = f"No costs are given, because the runs cannot be compared: {error_text(error)}"
+        why = f"No costs are given, because the runs cannot be compared: {told(error)}"
         shown = [of_unit for of_one in runs_in.values() for of_unit in _by_unit(of_one)]
         names = _file_names([_place(of_unit).name for of_unit in shown])
         return [

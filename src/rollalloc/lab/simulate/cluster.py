@@ -8,7 +8,7 @@ from math import inf
 from typing import Literal, get_args
 
 from rollalloc.core.recipe import Recipe, at_least
-from rollalloc.core.rule import OfferedPromptRule
+from rollalloc.core.rule import OfferedPromptRule, called
 from rollalloc.lab.simulate.cost import Costs, Latency, Pace, at_most, option, positive
 from rollalloc.lab.simulate.hardware import Hardware
 from rollalloc.lab.simulate.workload import Fitted, Workload
@@ -196,7 +196,7 @@ class Scenario:
         """
         if isinstance(recipe.prompts, OfferedPromptRule):
             raise ValueError(
-                f"{recipe.prompts!r} gets its prompts from a framework's data loader, which the simulator lacks; "
+                f"{called(recipe.prompts)} gets its prompts from a framework's data loader, which the simulator lacks; "
                 "give a recipe that draws its prompts"
             )
         if self.cluster.schedule == "async":

@@ -11,6 +11,7 @@ from pathlib import Path
 from rollalloc.lab.waste.groups import Log
 from rollalloc.lab.waste.readers import ours, prime_rl, trl, verl
 from rollalloc.lab.waste.readers.shared import Files, Options, Progress, by_suffix, names, objects
+from rollalloc.named import near
 from rollalloc.runs.discovery import natural
 
 __all__ = ["FORMATS", "Options", "check_format", "read_log"]
@@ -72,7 +73,7 @@ def check_format(format: str | None) -> None:
         ValueError: the format is unknown.
     """
     if format is not None and format not in FORMATS:
-        raise ValueError(f"--format must be one of {', '.join(FORMATS)}, got {format!r}")
+        raise ValueError(f"--format must be one of {', '.join(FORMATS)}, got {format!r}{near(format, FORMATS)}")
 
 
 def _files(path: str) -> list[Path]:

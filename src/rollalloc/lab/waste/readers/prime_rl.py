@@ -124,7 +124,9 @@ def _read_traces(files: Files, log: Log, traces: _Traces) -> None:
         some = names((f"{kind} ({number:,})" for kind, number in traces.errors.most_common()))
         log.notes.append(f"{traces.errors.total():,} traces failed and have no score: {some}")
     if traces.turns and max(traces.turns) > 1:
-        log.notes.append(f"turns of a rollout: {fmean(traces.turns):.1f} on average, at most {max(traces.turns)}")
+        log.notes.append(
+            f"turns of a rollout: {fmean(traces.turns):.1f} on average, {max(traces.turns)} in the longest"
+        )
     if traces.evaluations:
         log.notes.append(
             f"{traces.evaluations:,} traces are of evaluations and were left out; --rows all counts them as training"
