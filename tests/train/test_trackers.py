@@ -8,7 +8,7 @@ import pytest
 
 from rollalloc import recipes
 from rollalloc.train.evaluation import HeldOut
-from rollalloc.train.trackers import scalars, tracked
+from rollalloc.train.trackers import EXAMPLES, scalars, tracked
 from tiny_policy import lines_of
 
 BATCH = {
@@ -100,7 +100,7 @@ def wandb(monkeypatch):
         return lambda *given, **named: calls.append((name, given, named))
 
     run = SimpleNamespace(define_metric=noted("define_metric"), log=noted("log"), finish=noted("finish"))
-    module = SimpleNamespace(init=lambda **named: (calls.append(("init", (), named)), run)[1])
+    module = SimpleNamespace(init=lambda **named: (calls.append(("init", (), named)), run)[1], Table=noted("Table"))
     monkeypatch.setitem(sys.modules, "wandb", module)
     return calls
 
@@ -135,7 +135,62 @@ def test_every_tracker_and_the_callers_own_listener_hear_each_line_once(wandb, t
     assert read_back(tmp_path)["reward"] == [(32, 0.25)]
 
 
-@pytest.mark.parametrize(("name", "library"), [("tensorboard", "torch.utils.tensorboard"), ("wandb", "wandb")])
+EXAMPLE = {
+    "prompt_text": "2 + 2?",
+    "text": "<b>4|",
+    "reward": 1.0,
+    "metric": 1.0,
+    "tokens": 2,
+    "version": 0,
+    "key": "k/1",
+}
+
+
+def test_tensorboard_gets_a_table_of_rollouts_with_each_evaluation(trainer_of, prompts_of, tmp_path):
+    pytest.importorskip("tensorboard")
+    accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    with tracked(["tensorboard"], tmp_path, {}) as listener:
+        held_out = HeldOut(prompts_of(4))
+        trainer_of(
+            recipes.grpo(4, 4), 32, folder=tmp_path, heldout=held_out, listener=listener, track=("tensorboard",)
+        ).run()
+        listener(BATCH | {"examples": [EXAMPLE]})
+    assert not any("examples" in line for line in lines_of(tmp_path))
+    shown = accumulators.EventAccumulator(str(tmp_path / "tensorboard"), size_guidance={"tensors": 0})
+    shown.Reload()
+    tables = [event.tensor_proto.string_val[0].decode() for event in shown.Tensors("rollalloc/rollouts/text_summary")]
+    assert len(tables) >= 2
+    assert tables[0].count("\n") == 1 + EXAMPLES
+    assert tables[-1].splitlines()[-1] == "| 2 + 2? | &lt;b>4\\| | 1.0 | 1.0 |  | 2 | 0 | k/1 |"
+
+
+def test_wandb_gets_a_table_of_rollouts_as_they_are(wandb, tmp_path):
+    with tracked(["wandb"], tmp_path, {}) as listener:
+        listener(BATCH | {"examples": [EXAMPLE]})
+    [table] = [given for name, _, given in wandb if name == "Table"]
+    assert table["data"] == [["2 + 2?", "<b>4|", 1.0, 1.0, None, 2, 0, "k/1"]]
+    assert table["columns"][:3] == ["prompt", "completion", "reward"]
+
+
+def test_trackio_gets_lines_and_a_table_whose_markdown_is_text(monkeypatch, tmp_path):
+    heard = []
+    run = SimpleNamespace(
+        log=lambda *given, **named: heard.append((given, named)), finish=lambda: heard.append("finish")
+    )
+    library = SimpleNamespace(init=lambda **named: heard.append(named) or run, Table=lambda columns, data: data)
+    monkeypatch.setitem(sys.modules, "trackio", library)
+    with tracked(["trackio"], tmp_path / "grpo-3", {"recipe": "grpo"}) as listener:
+        listener(BATCH | {"examples": [EXAMPLE]})
+    init, ((logged,), named), finish = heard
+    assert (init["project"], init["name"], init["config"]) == ("rollalloc", "grpo-3", {"recipe": "grpo"})
+    assert (logged["reward"], named) == (0.25, {"step": 32})
+    assert logged["rollalloc/rollouts"] == [["2 + 2?", "&lt;b>4\\|", 1.0, 1.0, None, 2, 0, "k/1"]]
+    assert finish == "finish"
+
+
+@pytest.mark.parametrize(
+    ("name", "library"), [("tensorboard", "torch.utils.tensorboard"), ("wandb", "wandb"), ("trackio", "trackio")]
+)
 def test_a_missing_library_is_named_with_its_remedy(monkeypatch, tmp_path, name, library):
     load = builtins.__import__
 

@@ -216,7 +216,7 @@ class RunOptions(SamplingOptions):
         None,
         "For recipes that predict: file from `rollalloc features`, or the word none (default: compute features first).",
     )
-    track: list[str] | None = on_output(None, "Tracker: tensorboard or wandb; repeatable.")
+    track: list[str] | None = on_output(None, "Tracker: tensorboard, wandb or trackio; repeatable.")
 
 
 def changed_options(options: Any, names: Sequence[str]) -> str:

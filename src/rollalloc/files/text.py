@@ -29,6 +29,12 @@ def one_line(text: str, limit: int = 40) -> str:
     return name if len(name) <= limit else f"{name[: limit - 1]}…"
 
 
+def as_markdown(text: str, limit: int) -> str:
+    """A text as one line of Markdown that shows it unchanged, also in a table: at most `limit` characters of it."""
+    text = one_line(text, limit).replace("&", "&amp;").replace("<", "&lt;")
+    return "".join(f"\\{letter}" if letter in "|`*[\\" else letter for letter in text)
+
+
 def error_text(error: BaseException, limit: int | None = None) -> str:
     """The type and message of an error of code that is not ours, such as "KeyError: 'answer'", cut off after `limit`
     characters."""

@@ -101,6 +101,10 @@ class RolloutEngine(Protocol):
         """The metrics of the rollouts scored since the last call."""
         return self.outcomes.figures()
 
+    def examples(self) -> list[dict[str, Any]]:
+        """Some of the rollouts that ended since the last call, as lines of `rollouts.jsonl`, for trackers."""
+        return []
+
     def close(self) -> None:
         """Free the generator. Running rollouts are lost. After a resume, the allocator's `outstanding` lists them."""
 
@@ -124,7 +128,8 @@ class RolloutEngine(Protocol):
 class LocalEngine(RolloutEngine):
     """The code that `SyncEngine` and `AsyncEngine` share: scoring, logging and keeping rollouts.
 
-    `behaviour` provides the policy that generates. The file `log` gets one line of JSON per rollout.
+    `behaviour` provides the policy that generates. The file `log` gets one line of JSON per rollout. `examples`
+    returns up to `keep` rollouts.
     """
 
     def __init__(
@@ -135,15 +140,19 @@ class LocalEngine(RolloutEngine):
         sampling: Sampling,
         seed: int,
         log: Path | None = None,
+        keep: int = 0,
     ) -> None:
         self.behaviour, self.policy = behaviour, behaviour.trained
         self.prompts, self.scorer, self.sampling, self.seed = prompts, scorer, sampling, seed
-        self._log = RolloutLog(log)
+        self._log = RolloutLog(log, keep)
         self.generations: dict[int, Generation] = {}
         self.outcomes = Outcomes()
         self._version = 0
         self._order_of: dict[int, Order] = {}  # for each rollout submitted and not yet returned by `poll`
         self._ended: list[RolloutResult] = []  # results to return at the next `poll`
+
+    def examples(self) -> list[dict[str, Any]]:
+        return self._log.taken()
 
     def cancel(self, rollouts: Sequence[int]) -> None:
         self._cancel_running([rollout for rollout in rollouts if rollout in self._order_of])

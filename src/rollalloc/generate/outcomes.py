@@ -201,16 +201,27 @@ def no_scores(why: str) -> NoScores:
 
 
 class RolloutLog:
-    """The file `rollouts.jsonl`, with one line of JSON per rollout. Nothing is written if the path is None."""
+    """The file `rollouts.jsonl`, with one line of JSON per rollout.
 
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
+    Args:
+        path: the file. None: nothing is written.
+        keep: number of rollouts to keep for `taken`, the first ones after each call.
+    """
+
+    def __init__(self, path: Path | None, keep: int = 0) -> None:
+        self._path, self._keep = path, keep
         self._lines: list[str] = []
+        self._kept: list[dict[str, Any]] = []
 
     @property
     def wanted(self) -> bool:
-        """Whether the log is written. If not, callers need not decode texts."""
-        return self._path is not None
+        """Whether the next rollout is used. If not, callers need not decode its text."""
+        return self._path is not None or len(self._kept) < self._keep
+
+    def taken(self) -> list[dict[str, Any]]:
+        """The first rollouts, as many as are kept, since the last call."""
+        taken, self._kept = self._kept, []
+        return taken
 
     def add(
         self,
@@ -249,7 +260,10 @@ class RolloutLog:
         }
         if prompt is not None and result.rollout == order.rollouts[0]:
             line["prompt_text"] = prompt
-        self._lines.append(json.dumps(line) + "\n")
+        if len(self._kept) < self._keep:
+            self._kept.append(line | {"prompt_text": prompt})
+        if self._path is not None:
+            self._lines.append(json.dumps(line) + "\n")
 
     def flush(self) -> None:
         """Write the lines that were added."""

@@ -1,4 +1,4 @@
-"""Send a run's metrics to TensorBoard or Weights & Biases."""
+"""Send a run's metrics, and tables of its rollouts, to TensorBoard, Weights & Biases or trackio."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rollalloc.files.text import as_markdown
 from rollalloc.runs.metrics import scalars as numbers
 from rollalloc.runs.values import QUANTILES
 
 if TYPE_CHECKING:
     from rollalloc.train.train import Listener
 
-_PAID = "rollalloc/rollouts_paid"
+EXAMPLES = 16  # rollouts in a table, at most
+_PAID, _TABLE = "rollalloc/rollouts_paid", "rollalloc/rollouts"
+_COLUMNS = ("prompt", "completion", "reward", "metric", "unscored", "tokens", "version", "key")
+_LONGEST = 1000  # characters of a text in a table of Markdown
 
 
 @contextmanager
@@ -22,7 +26,8 @@ def tracked(
 ) -> Iterator[Listener]:
     """A listener that passes each line of the metrics to the named trackers and to `listener`.
 
-    The trackers' x axis is the number of rollouts paid, so that recipes can be compared at equal cost.
+    With each evaluation, the trackers also get a table of some rollouts. The trackers' x axis is the number of rollouts
+    paid, so that recipes can be compared at equal cost.
 
     Args:
         names: names of trackers, from `TRACKERS`.
@@ -66,6 +71,17 @@ def scalars(line: Mapping[str, Any]) -> dict[str, float]:
     return values
 
 
+def rollouts_in(line: Mapping[str, Any]) -> list[list[Any]]:
+    """The rows of the table of rollouts that comes with a line, with the columns `_COLUMNS`; empty if none comes."""
+    names = {"prompt": "prompt_text", "completion": "text"}
+    return [[row.get(names.get(name, name)) for name in _COLUMNS] for row in line.get("examples", ())]
+
+
+def _cell(value: Any) -> str:
+    """A value as Markdown. A text is shown unchanged, because a model may have written it."""
+    return "" if value is None else as_markdown(str(value), _LONGEST)
+
+
 @contextmanager
 def _tensorboard(folder: Path, described: Mapping[str, Any]) -> Iterator[Listener]:
     """Event files in the folder `tensorboard` of the run."""
@@ -82,6 +98,9 @@ def _tensorboard(folder: Path, described: Mapping[str, Any]) -> Iterator[Listene
         writer = writer or SummaryWriter(folder / "tensorboard", purge_step=paid)
         for name, value in scalars(line).items():
             writer.add_scalar(name, value, paid)
+        if rows := rollouts_in(line):
+            table = [_COLUMNS, ["---"] * len(_COLUMNS), *(map(_cell, row) for row in rows)]
+            writer.add_text(_TABLE, "\n".join(f"| {' | '.join(row)} |" for row in table), paid)
 
     try:
         yield listen
@@ -101,14 +120,42 @@ def _wandb(folder: Path, described: Mapping[str, Any]) -> Iterator[Listener]:
     run = wandb.init(project="rollalloc", name=folder.name, group=folder.name, dir=str(folder), config=dict(described))
     run.define_metric("*", step_metric=_PAID)
     ended = False
+
+    def listen(line: dict[str, Any]) -> None:
+        rows = rollouts_in(line)
+        table = {_TABLE: wandb.Table(columns=list(_COLUMNS), data=rows)} if rows else {}
+        run.log(scalars(line) | {_PAID: line["rollouts_paid"]} | table)
+
     try:
-        yield lambda line: run.log(scalars(line) | {_PAID: line["rollouts_paid"]})
+        yield listen
         ended = True
     finally:
         run.finish(exit_code=0 if ended else 1)
 
 
+@contextmanager
+def _trackio(folder: Path, described: Mapping[str, Any]) -> Iterator[Listener]:
+    """A run of trackio, named and grouped by its folder. A resumed run becomes a new run of the same group."""
+    try:
+        import trackio  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise ImportError(f"--track trackio needs its library: pip install trackio ({error})") from error
+    run = trackio.init(project="rollalloc", name=folder.name, group=folder.name, config=dict(described), embed=False)
+
+    def listen(line: dict[str, Any]) -> None:
+        # trackio takes texts for Markdown
+        rows = [[_cell(value) if isinstance(value, str) else value for value in row] for row in rollouts_in(line)]
+        table = {_TABLE: trackio.Table(columns=list(_COLUMNS), data=rows)} if rows else {}
+        run.log(scalars(line) | table, step=line["rollouts_paid"])
+
+    try:
+        yield listen
+    finally:
+        run.finish()
+
+
 TRACKERS: Mapping[str, Callable[[Path, Mapping[str, Any]], AbstractContextManager[Listener]]] = {
     "tensorboard": _tensorboard,
     "wandb": _wandb,
+    "trackio": _trackio,
 }

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 from rollalloc.core.allocator import Allocator
@@ -53,7 +54,7 @@ from rollalloc.train.run_json import resumed, was_begun_in, write_config
 from rollalloc.train.saving import Checkpoints
 from rollalloc.train.schedule import check_budget, share_spent
 from rollalloc.train.state import RunState, identity_of
-from rollalloc.train.trackers import tracked
+from rollalloc.train.trackers import EXAMPLES, tracked
 from rollalloc.train.update import Updater
 
 log = logging.getLogger(__name__)
@@ -369,7 +370,7 @@ class Loop(ABC):
             if is_first:
                 self._notices.first_evaluation(evaluation)
         figures = self.grid.record(at) | {"eval_seconds": round(time.perf_counter() - started, 4)}
-        self._write({"kind": "eval", **self.counters.made, **figures})
+        self._write({"kind": "eval", **self.counters.made, **figures}, {"examples": self.engine.examples()})
 
     def _why_stop(self) -> str | None:
         """Why the run is over after this batch; None if the run continues."""
@@ -509,11 +510,12 @@ class Loop(ABC):
             last["teaching"] = self.allocator.teaching.final_shares()
         self._write(last)
 
-    def _write(self, line: dict[str, Any]) -> None:
+    def _write(self, line: dict[str, Any], unwritten: Mapping[str, Any] = MappingProxyType({})) -> None:
+        """Append a line to the metrics, and pass it to the listener together with what is not written."""
         if self.folder is not None:
             append_text(self.folder / METRICS, json.dumps(line) + "\n")
         if self.listener is not None:
-            self.listener(line)
+            self.listener({**line, **unwritten})
 
     def _quarantined(self) -> list[str]:
         """Keys of the prompts that are quarantined, because their rollouts always failed."""
@@ -583,7 +585,8 @@ class Trainer(Loop):
 
     def _make_engine(self, recipe: Recipe, log_file: Path | None) -> LocalEngine:
         config = self.config
-        shared = (self.behaviour, self.train, self.scorer, config.sampling, config.seed, log_file)
+        keep = EXAMPLES if config.track else 0
+        shared = (self.behaviour, self.train, self.scorer, config.sampling, config.seed, log_file, keep)
         if config.engine == "sync":
             return SyncEngine(*shared, stopping=recipe.stopping)
         backend = begin(

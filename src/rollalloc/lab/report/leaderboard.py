@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rollalloc.files.atomic import write_text
 from rollalloc.files.claims import Claims
-from rollalloc.files.text import one_line
+from rollalloc.files.text import as_markdown
 from rollalloc.lab.bench.cells import Board, Cell, TaskPart, board_of
 from rollalloc.lab.bench.plan import BASELINE, KIND, TABLE
 from rollalloc.lab.bench.summary import FEWEST, OF_GRADED, Interval, in_words, measure_of
@@ -152,6 +152,4 @@ def _lines(table: Table) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    """Escape a text from elsewhere, so that Markdown shows it unchanged."""
-    text = one_line(text, _LONGEST).replace("&", "&amp;").replace("<", "&lt;")
-    return "".join(f"\\{letter}" if letter in "|`*[\\" else letter for letter in text)
+    return as_markdown(text, _LONGEST)
