@@ -1,6 +1,7 @@
 """Costs of verl's runs, from files as verl's `file` logger writes them."""
 
 import json
+import re
 from math import isnan
 
 import pytest
@@ -142,3 +143,47 @@ def test_after_a_resume_the_seconds_before_it_are_not_known_and_are_not_left_out
     [row] = [line.split() for line in result.output.splitlines() if "not logged" in line]
     assert row == ["resumed", "900", "1.00", "4,500", "1.00", "not", "logged"]
     assert "the log lacks steps before step 7" in " ".join(result.output.split())
+
+
+OTHER = "val-core/lighteval/MATH/acc/mean@4"
+
+
+def test_each_run_is_compared_with_grpo_of_its_own_row_to_a_share_of_its_own_peak(tmp_path):
+    """The first by name is of another row: to .9 of its peak, half of PODS's rollouts would look like a saving."""
+    logged(tmp_path / "a-grpo.jsonl", [0.1, 0.2, 0.2])
+    logged(tmp_path / "b-grpo.jsonl", [0.1, 0.4, 0.8, 0.8])
+    logged(tmp_path / "b-pods.jsonl", [0.1, 0.8, 0.8], rollouts=50)
+    logged(tmp_path / "c-pods.jsonl", [0.1, 0.8, 0.8])
+    result = CliRunner().invoke(app, ["report", str(tmp_path), "--verl", METRIC, "--peak", "1"], env={"COLUMNS": "200"})
+    assert result.exit_code == 0, result.output
+    assert re.findall(r"^ *to ([\d.]+)", result.output, re.MULTILINE) == ["0.2", "0.8"]
+    rows = {line.split()[0]: line.split()[1:3] for line in result.output.splitlines() if line.strip()}
+    assert (rows["b-grpo"], rows["b-pods"]) == (["200", "1.00"], ["50", "4.00"])
+    assert "c-pods is left out, because no log ROW-grpo" in result.output
+    alone = CliRunner().invoke(app, ["report", str(tmp_path), "--verl", METRIC, "--peak", "1", "--baseline", "c-pods"])
+    assert "cost of c-pods divided" in alone.output
+
+
+def test_all_benchmarks_of_a_paper_are_averaged_and_a_run_of_other_data_is_compared_with_its_own(tmp_path):
+    for name, accuracies in {"a-grpo": (0.2, 0.4), "a-pods": (0.4, 0.6)}.items():
+        lines = [{"step": step, "data": {METRIC: value, OTHER: value + 0.4}} for step, value in enumerate(accuracies)]
+        written(tmp_path / f"{name}.jsonl", lines)
+    logged(tmp_path / "b-grpo.jsonl", [0.1, 0.8, 0.8])
+    written(tmp_path / "c-grpo.jsonl", [{"step": 0, "data": {"val-aux/num_turns/mean": 2.0}}])
+    result = CliRunner().invoke(app, ["report", str(tmp_path), "--verl", "all", "--peak", "1"], env={"COLUMNS": "200"})
+    assert result.exit_code == 0, result.output
+    assert re.findall(r"^ *to ([\d.]+)", result.output, re.MULTILINE) == ["0.6", "0.8"]  # .4 and .8 of two benchmarks
+    assert "c-grpo.jsonl: no validation with val-core/…/mean@N; it has val-aux/num_turns/mean" in result.output
+    named = CliRunner().invoke(
+        app, ["report", str(tmp_path), "--verl", OTHER, "--target", "0.7"], env={"COLUMNS": "200"}
+    )
+    assert f"left out: {tmp_path / 'b-grpo.jsonl'}: no validation with {OTHER}" in named.output
+
+
+def test_a_run_alone_that_is_not_grpo_is_its_own_baseline_only_if_it_is_named_so(tmp_path):
+    logged(tmp_path / "x-pods.jsonl", [0.1, 0.8, 0.8])
+    words = ["report", str(tmp_path), "--verl", METRIC]
+    refused = CliRunner().invoke(app, [*words, "--peak", "0.9"])
+    assert "--peak: x-pods is left out, because no log ROW-grpo" in str(refused.exception)
+    shown = CliRunner().invoke(app, [*words, "--target", "0.5"])
+    assert "Nothing is compared, because no log ROW-grpo" in " ".join(shown.output.split())

@@ -16,6 +16,7 @@ from math import nan
 from pathlib import Path
 from typing import Any
 
+from rollalloc.runs.baselines import BENCHMARKS
 from rollalloc.runs.cost import Curve, curve_of
 from rollalloc.runs.files import LONGEST, lines_of, open_regular, why
 from rollalloc.runs.logged import ROLLOUTS, LoggedSteps, figures_in, lengths_in, number
@@ -48,15 +49,16 @@ def is_log(path: Path) -> bool:
         return False
 
 
-def read_verl_run(path: Path, metrics: Sequence[str] = ()) -> RecordedRun:
+def read_verl_run(path: Path, metrics: Sequence[str] = (), *, validated: bool = False) -> RecordedRun:
     """Read the run in a log. Errors are not raised: `problem` of the result describes them.
 
     Args:
         path: path of the log.
         metrics: keys of verl's validation metrics; their mean is the accuracy. Default: all val-core/…/mean@N.
+        validated: True: the run must have an accuracy.
 
     Raises:
-        ValueError: no validation has all of `metrics`.
+        ValueError: no validation has all of `metrics`; or the run has no accuracy, and `validated` is True.
     """
     entries: list[tuple[int, Mapping[str, Any]]] = []
     wrong: list[str] = []
@@ -75,12 +77,12 @@ def read_verl_run(path: Path, metrics: Sequence[str] = ()) -> RecordedRun:
     except OSError as error:
         return RecordedRun(path, {"label": path.stem}, problem=f"{path.name}: {why(error)}")
     is_ours = any(ROLLOUTS in data for _, data in entries)
-    validated = [*dict.fromkeys(key for _, data in entries for key in data if key.startswith("val-"))]
-    keys = metrics or [key for key in validated if _ACCURACY.fullmatch(key)]
+    logged = [*dict.fromkeys(key for _, data in entries for key in data if key.startswith("val-"))]
+    keys = [*(metrics or (key for key in logged if _ACCURACY.fullmatch(key)))]
     steps = _steps(entries, is_ours, keys)
-    if metrics and not any(line["kind"] == "eval" for line in steps.lines):
-        contents = f"it has {', '.join(validated[:6])}" if validated else "it was never validated"
-        raise ValueError(f"{path}: no validation with {' and '.join(metrics)}; {contents}")
+    if (metrics or validated) and not any(line["kind"] == "eval" for line in steps.lines):
+        contents = f"it has {', '.join(logged[:6])}" if logged else "it was never validated"
+        raise ValueError(f"{path}: no validation with {' and '.join(keys) or 'val-core/…/mean@N'}; {contents}")
     first = _first_missing(entries)
     more = f", and {len(wrong) - 1:,} more" if len(wrong) > 1 else ""
     return RecordedRun(
@@ -88,12 +90,13 @@ def read_verl_run(path: Path, metrics: Sequence[str] = ()) -> RecordedRun:
         {
             "label": path.stem,
             "recipe": "rollalloc under verl" if is_ours else "verl's own trainer",
+            BENCHMARKS: keys,
             **({} if first is None else {_FIRST: first}),
         },
         steps.lines,
         problem=f"{wrong[0]}{more}; left out" if wrong else None,
         unit=_OUR_UNIT if is_ours else _UNIT,
-        note="; ".join([*_notes(path.name, is_ours, keys, validated), *_gaps(first), *steps.notes]),
+        note="; ".join([*_notes(path.name, is_ours, keys, logged), *_gaps(first), *steps.notes]),
     )
 
 
@@ -154,7 +157,7 @@ def _steps(entries: list[tuple[int, Mapping[str, Any]]], is_ours: bool, keys: Se
     return steps
 
 
-def _notes(name: str, is_ours: bool, keys: Sequence[str], validated: Sequence[str]) -> list[str]:
+def _notes(name: str, is_ours: bool, keys: Sequence[str], logged: Sequence[str]) -> list[str]:
     """Notes that say how the metrics differ from those of rollalloc's own trainer."""
     notes = [f"the figures are from {name}, and such a log does not say when a run ends"]
     if not is_ours:
@@ -162,6 +165,6 @@ def _notes(name: str, is_ours: bool, keys: Sequence[str], validated: Sequence[st
     if keys:
         more = f" and {len(keys) - 3:,} more" if len(keys) > 3 else ""
         notes.append(f"accuracy is {'the mean of ' if len(keys) > 1 else ''}{', '.join(keys[:3])}{more}")
-    elif validated:
+    elif logged:
         notes.append("no accuracy is shown, because the validation has no val-core/…/mean@N")
     return notes
