@@ -1,6 +1,8 @@
 """`python -m rollalloc.drivers.verl.check`: what verl and the driver would refuse in a command of verl, before it runs."""
 
 import json
+import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -8,12 +10,13 @@ pytest.importorskip("verl", reason="verl's environment: make verl-test")
 
 from rollalloc.data._files import write_rows
 from rollalloc.drivers.verl.check import checked, composed, main
+from rollalloc.drivers.verl.plugin import check_early
 
 pytestmark = pytest.mark.verl
-# Overrides of verl's own keys as a user types them; `--no-files` leaves out whether the files are there.
+# Overrides of verl's own keys as a user types them; the last two leave out what this machine lacks.
 STOCK = ["algorithm.adv_estimator=grpo", "data.train_batch_size=64", "actor_rollout_ref.actor.ppo_mini_batch_size=32"]
 STOCK += ["actor_rollout_ref.rollout.name=vllm", "actor_rollout_ref.rollout.n=8"]
-STOCK += ["actor_rollout_ref.actor.use_dynamic_bsz=True", "--no-files"]
+STOCK += ["actor_rollout_ref.actor.use_dynamic_bsz=True", "--no-files", "--no-packages"]
 OURS = [*STOCK, "trainer.v1.trainer_mode=rollalloc", "+trainer.v1.rollalloc.recipe=pods", "+trainer.v1.rollalloc.m=4"]
 
 
@@ -33,23 +36,45 @@ def test_one_of_ours_says_its_recipe_and_the_optimizer_steps_that_are_trained(ca
     assert "rows=MaxVariance(m=4)" in out
 
 
-def test_an_attention_that_is_not_installed_is_said(monkeypatch, capsys):
-    """verl loads models with FlashAttention 2 if nothing else is chosen, and fails without it when training starts."""
-    monkeypatch.setattr("rollalloc.drivers.verl.check.find_spec", lambda name: None if name == "flash_attn" else True)
-    assert main(OURS) == 0
-    (note,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note: ")]
-    keys = note.partition(" add ")[2].split()
-    assert main([*OURS, *keys]) == 0
-    assert "note: " not in capsys.readouterr().out
+@pytest.mark.parametrize(
+    ("shapes", "says"),
+    [
+        ([], ["144 = 48 × 2 (pilot) + 16 × 3 (commit)", "without a recipe generates 80 = 16 × 5", "1.8 times as many"]),
+        (
+            [
+                "+trainer.v1.rollalloc.n_pilot=16",
+                "+trainer.v1.rollalloc.n_commit=48",
+                "+trainer.v1.rollalloc.gen_groups=6",
+            ],
+            [
+                "if 3 rounds of prompts fill the batch: 1,056 = 18 × 16 (pilot) + 16 × 48 (commit)",
+                "13.2 times as many",
+                "gen_groups=6 is below the 16 prompts of a batch, so that a batch needs at least 3 rounds; by default",
+            ],
+        ),
+    ],
+)
+def test_a_step_costs_what_it_costs_against_the_command_as_it_was(shapes, says, capsys):
+    """By default the shapes follow the command's own: a group of Pilot-Commit has `rollout.n` rollouts."""
+    command = [*STOCK, "trainer.v1.trainer_mode=rollalloc", "+trainer.v1.rollalloc.recipe=pilot_commit", *shapes]
+    command += ["data.train_batch_size=16", "actor_rollout_ref.actor.ppo_mini_batch_size=8"]
+    assert main([*command, "actor_rollout_ref.rollout.n=5"]) == 0
+    out = capsys.readouterr().out
+    assert [line for line in says if line not in out] == []
 
 
-@pytest.mark.parametrize(("installed", "noted"), [("1.12.0", False), ("1.13.0", True), ("1.16rc1", True)])
-def test_a_trl_beside_which_verl_loads_no_model_is_said(monkeypatch, capsys, installed, noted):
-    """verl's patches of a model import a class from TRL, whatever the model, if any TRL is installed."""
-    monkeypatch.setattr("rollalloc.drivers.verl.check.find_spec", lambda name: True)
-    monkeypatch.setattr("rollalloc.drivers.verl.check.version", lambda name: installed)
-    assert main(OURS) == 0
-    assert ("note: TRL" in capsys.readouterr().out) is noted
+def test_the_cost_of_a_step_is_printed_before_ray_starts(capsys):
+    """verl's own entry point validates its configuration first; this driver's plug-in adds to that."""
+    module = SimpleNamespace(validate_config=lambda config, *_: sys.stdout.write("validated\n"))
+    check_early(module)
+    words = ["trainer.v1.trainer_mode=rollalloc", "+trainer.v1.rollalloc.recipe=dapo"]
+    module.validate_config(composed([*STOCK, *words]), False, False)
+    first, second, last = capsys.readouterr().out.splitlines()
+    assert first == (
+        "rollalloc: rollouts of a step, if one round of prompts fills the batch: 1,536 = 192 × 8 (rollout)"
+    )
+    assert "without a recipe generates 512 = 64 × 8" in second
+    assert last == "validated"
 
 
 # Exit code 2: these are no overrides of verl's configuration; 1: a configuration that is refused.
@@ -67,6 +92,7 @@ def test_a_trl_beside_which_verl_loads_no_model_is_said(monkeypatch, capsys, ins
         (["trainer.n_gpus_per_node=0"], 1, "trainer.n_gpus_per_node must be a whole number of at least 1, got 0"),
         (["+trainer.v1.rollalloc.n_comit=4"], 1, "n_comit"),
         (["algorithm.filter_groups.enable=True"], 1, "filter_groups"),
+        (["data.gen_batch_size=384"], 1, "data.gen_batch_size=384 has no effect under a recipe"),
         (
             ["+reward.custom_reward_function.reward_kwargs={solution_str: a, bonus: 1}"],
             1,
@@ -85,6 +111,16 @@ def test_what_is_wrong_is_named_and_no_success(wrong, code, says, capsys):
     shown = capsys.readouterr()
     assert says in shown.err
     assert not shown.out
+
+
+@pytest.mark.parametrize("command", [STOCK, OURS], ids=["stock", "ours"])
+def test_keys_that_verls_trainers_no_longer_read_are_refused_with_the_keys_to_use(command, capsys):
+    """They compose, because verl keeps them for its older trainer: Pilot-Commit's own scripts set both."""
+    old = ["reward_model.reward_manager=dapo", "custom_reward_function.path=reward.py"]
+    assert main([*command, *old]) == 1
+    error = capsys.readouterr().err
+    assert "reward_model.reward_manager=dapo: use reward.reward_manager.name" in error
+    assert "custom_reward_function.path=reward.py: use reward.custom_reward_function.path" in error
 
 
 ROLLOUT = "actor_rollout_ref.rollout"

@@ -190,7 +190,7 @@ def test_the_check_says_from_any_folder_what_a_step_is(
 ) -> None:
     """Without the data, which are not there."""
     monkeypatch.chdir(tmp_path)
-    assert check(command(row, choice, "--no-files")) == 0
+    assert check(command(row, choice, "--no-files", "--no-packages")) == 0
     assert f"rollouts of a step, if one round of prompts fills the batch: {says}" in capsys.readouterr().out
 
 
@@ -237,7 +237,7 @@ def find_vllm() -> str | None:
 
 
 def test_pilot_commit_on_a_row_of_darts_says_which_values_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
-    without_values = command("darts_math_3b", "method=pilot_commit", "--no-files")
+    without_values = command("darts_math_3b", "method=pilot_commit", "--no-files", "--no-packages")
     assert check(without_values) == 2
     assert "set it with +row.pilot=VALUE, or choose a method that does not read it" in capsys.readouterr().err
     assert check([*without_values, "+row.pilot=2", "+row.commit=6", "+row.promote=top_variance"]) == 0

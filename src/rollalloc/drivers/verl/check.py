@@ -5,11 +5,11 @@
     python -m rollalloc.drivers.verl.check python -m verl.trainer.main_ppo ... trainer.v1.trainer_mode=rollalloc
 
 The check composes the configuration as verl does, runs the validation of verl and of this driver, describes a training step,
-and checks that the files of the data and the reward exist and are right. `--no-files` leaves out the files, for a machine
-that does not have them.
+and checks that the files of the data and the reward exist and are right, and that the packages which the configuration
+imports are installed. `--no-files` and `--no-packages` leave these out, for a machine that does not have them.
 
-Exit codes: 0: accepted. 1: verl or this driver refuses the command, or a file is missing or wrong. 2: the arguments do
-not form a verl command. 3: verl is not installed.
+Exit codes: 0: accepted. 1: verl or this driver refuses the command, a file is missing or wrong, or a package is missing.
+2: the arguments do not form a verl command. 3: verl is not installed.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ import io
 import re
 import sys
 from argparse import ArgumentParser
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout
 from copy import deepcopy
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from importlib.util import find_spec
@@ -29,47 +28,14 @@ from pathlib import Path
 from typing import Any
 from warnings import catch_warnings, simplefilter
 
-from rollalloc.core.recipe import Recipe
-from rollalloc.core.rule import SizeRule
-from rollalloc.drivers.verl.minibatches import optimizer_steps
 from rollalloc.drivers.verl.modes import MODES
-from rollalloc.drivers.verl.settings import VerlSettings
+from rollalloc.drivers.verl.step import PlannedStep, described, planned
 from rollalloc.files.text import error_text, visible
-from rollalloc.recipes.darts import Redundant
-from rollalloc.recipes.pilot_commit import EveryRound
-from rollalloc.rules.intake import Ahead, KeepInFlight
-from rollalloc.rules.sizes import Fixed
 
 _REFUSED, _NO_COMMAND, _NOT_INSTALLED = 1, 2, 3
 _PROGRAM = "verl.trainer.main_ppo"
-_NO_FILES = "--no-files"
+_NO_FILES, _NO_PACKAGES = "--no-files", "--no-packages"
 _NEEDED = ("verl", "hydra", "omegaconf")
-_ATTENTION = "flash_attention_2"  # verl's default
-_TRL_WITHOUT_PPO = (1, 13)
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckedStep:
-    """One training step of a checked command.
-
-    Attributes:
-        recipe: the rules of the recipe.
-        prompts: number of groups in a batch.
-        stages: for each stage of the recipe: its name, its number of groups, and the mean number of rollouts of a group.
-            The numbers are for one round of prompts per batch. The mean is None if it depends on the rollouts.
-        rows: number of rows per group in a batch. None: it varies.
-        optimizer_steps: optimizer steps per batch. With a recipe, at most `train_batch_size // ppo_mini_batch_size`.
-        mode: verl's name of the trainer mode.
-        unchecked: a part that verl could not validate here, and the reason. "": everything was validated.
-    """
-
-    recipe: str
-    prompts: int
-    stages: tuple[tuple[str, int, float | None], ...]
-    rows: int | None
-    optimizer_steps: float
-    mode: str
-    unchecked: str = ""
 
 
 def composed(arguments: Sequence[str]) -> Any:
@@ -105,7 +71,7 @@ def _parser() -> ArgumentParser:
         prog="python -m rollalloc.drivers.verl.check",
         usage="%(prog)s [options] [key=value ...]",
         description="Check verl's configuration for a run with rollalloc, before a cluster runs it: whether verl and "
-        "rollalloc accept it, which files are missing, and how large a step is. Give the arguments of "
+        "rollalloc accept it, which files and packages are missing, and how large a step is. Give the arguments of "
         "verl.trainer.main_ppo.",
         allow_abbrev=False,
     )
@@ -121,10 +87,13 @@ def _parser() -> ArgumentParser:
     parser.add_argument(
         _NO_FILES, action="store_true", help="do not check that the files of the data and the reward exist"
     )
+    parser.add_argument(
+        _NO_PACKAGES, action="store_true", help="do not check that the packages which the configuration imports exist"
+    )
     return parser
 
 
-def checked(config: Any) -> CheckedStep:
+def checked(config: Any) -> PlannedStep:
     """Validate a configuration with verl and this driver, complete it in place, and describe its training step.
 
     Raises:
@@ -135,15 +104,17 @@ def checked(config: Any) -> CheckedStep:
     from verl.utils.config import validate_config
 
     from rollalloc.drivers.verl.configure import configure, refuse_limits_of_vllm
+    from rollalloc.drivers.verl.moved import refuse_moved_keys
 
     settings = configure(config) if str(config.trainer.v1.trainer_mode) in MODES else None
-    refuse_limits_of_vllm(config.actor_rollout_ref.rollout)  # also for commands without a recipe
+    refuse_moved_keys(config)  # these two also for commands without a recipe
+    refuse_limits_of_vllm(config.actor_rollout_ref.rollout)
     validated, unchecked = _for_validation(config)
     # verl's validation prints that it succeeded, and warns if there is no critic.
     with redirect_stdout(io.StringIO()), catch_warnings():
         simplefilter("ignore")
         validate_config(validated, need_reference_policy(config), need_critic(config))
-    return _step(config, settings, unchecked)
+    return planned(config, settings, unchecked)
 
 
 def _for_validation(config: Any) -> tuple[Any, str]:
@@ -170,84 +141,6 @@ def _for_validation(config: Any) -> tuple[Any, str]:
     return config, ""
 
 
-def _step(config: Any, settings: VerlSettings | None, unchecked: str) -> CheckedStep:
-    prompts, n = config.data.train_batch_size, config.actor_rollout_ref.rollout.n
-    mode, mini_batch = str(config.trainer.v1.trainer_mode), config.actor_rollout_ref.actor.ppo_mini_batch_size
-    return CheckedStep(
-        recipe=f"stock verl, {n} rollouts per prompt" if settings is None else repr(settings.recipe),
-        prompts=prompts,
-        stages=(("rollouts", prompts, n),) if settings is None else _stages(settings.recipe),
-        rows=n if settings is None else settings.recipe.rows.traits.rows,
-        optimizer_steps=prompts / mini_batch if settings is None else optimizer_steps(prompts // mini_batch, prompts),
-        mode=MODES.get(mode, mode),
-        unchecked=unchecked,
-    )
-
-
-def _stages(recipe: Recipe) -> tuple[tuple[str, int, float | None], ...]:
-    """The groups and rollouts of each stage, for a step in which one round of new groups fills the batch."""
-    intake = recipe.intake.of if isinstance(recipe.intake, Ahead) else recipe.intake
-    opened = intake.groups if isinstance(intake, (EveryRound, KeepInFlight)) else recipe.groups
-    return tuple(
-        (stage.name, recipe.groups if at else opened, _mean_size(stage.size, recipe.group_rows))
-        for at, stage in enumerate(recipe.stages)
-    )
-
-
-def _mean_size(size: SizeRule, rows: int | None) -> float | None:
-    if isinstance(size, Fixed):
-        return size.n
-    return size.mean_factor * rows if isinstance(size, Redundant) and rows else None
-
-
-def described(step: CheckedStep) -> str:
-    """Describe a step in words, for the terminal."""
-    rows = "as many rows as a group has" if step.rows is None else f"{step.rows} rows each"
-    stages = [f"{groups} × {'?' if size is None else f'{size:g}'} ({name})" for name, groups, size in step.stages]
-    sizes = [size for _, _, size in step.stages]
-    total = sum(groups * size for _, groups, size in step.stages if size is not None)
-    rollouts = "by the recipe" if None in sizes else f"{total:,.0f}"
-    return (
-        f"accepted by verl and by rollalloc, mode {step.mode}: {step.prompts} groups per batch, {rows}, "
-        f"{step.optimizer_steps:g} optimizer steps per batch\n"
-        f"rollouts of a step, if one round of prompts fills the batch: {rollouts} = {' + '.join(stages)}\n{step.recipe}"
-        + (f"\nnot checked: {step.unchecked}" if step.unchecked else "")
-    )
-
-
-def lacking_attention(config: Any) -> str:
-    """A note that flash_attn is not installed here. "" if it is installed, or if verl does not need it for this model."""
-    chosen = config.actor_rollout_ref.model.get("override_config") or {}
-    if (
-        chosen.get("attn_implementation", _ATTENTION) != _ATTENTION
-        or config.trainer.device == "npu"
-        or find_spec("flash_attn")
-    ):
-        return ""
-    return (
-        f"note: verl loads the model with {_ATTENTION}, and flash_attn is not installed here; install it where you train, "
-        "or add +actor_rollout_ref.model.override_config.attn_implementation=sdpa "
-        "actor_rollout_ref.model.use_remove_padding=False\n"
-    )
-
-
-def unusable_trl() -> str:
-    """A note that verl cannot load a model beside the installed TRL. "" if no TRL is installed, or verl can use it."""
-    try:
-        installed = version("trl")
-    except PackageNotFoundError:
-        return ""
-    from packaging.version import Version
-
-    if Version(installed).release[:2] < _TRL_WITHOUT_PPO:
-        return ""
-    return (
-        f"note: TRL {installed} is installed here, and verl 0.9.1 cannot load a model beside TRL 1.13 or newer: it imports "
-        "AutoModelForCausalLMWithValueHead, which TRL no longer has; where you train, uninstall trl or use an environment "
-        "without it\n"
-    )
-
-
 def main(arguments: Sequence[str]) -> int:
     """Check a command, print the result, and return the exit code."""
     if not arguments:
@@ -270,15 +163,23 @@ def main(arguments: Sequence[str]) -> int:
         reason = str(error) if isinstance(error, ValueError) else error_text(error)
         sys.stderr.write(visible(f"refused: {reason}\n"))
         return _REFUSED
-    sys.stdout.write(accepted + "\n" + lacking_attention(config) + unusable_trl())
-    if _NO_FILES in arguments:
-        return 0
-    from rollalloc.drivers.verl.paths import missing_or_wrong
-
-    wrong = list(missing_or_wrong(config))
+    sys.stdout.write(accepted + "\n")
+    wrong = [*_wrong_here(config, arguments)]
     for reason in wrong:
         sys.stderr.write(visible(f"refused: {reason}\n"))
     return _REFUSED if wrong else 0
+
+
+def _wrong_here(config: Any, arguments: Sequence[str]) -> Iterator[str]:
+    """What this machine lacks: packages and files. What the arguments leave out is not checked."""
+    from rollalloc.drivers.verl.packages import lacking
+    from rollalloc.drivers.verl.paths import missing_or_wrong
+
+    if _NO_PACKAGES not in arguments:
+        for reason in lacking(config):
+            yield f"{reason}; if you train in another environment, check there, or with {_NO_PACKAGES}"
+    if _NO_FILES not in arguments:
+        yield from missing_or_wrong(config)
 
 
 if __name__ == "__main__":

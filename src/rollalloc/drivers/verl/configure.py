@@ -14,6 +14,7 @@ from rollalloc.core.recipe import at_least
 from rollalloc.core.rule import called
 from rollalloc.core.sanity import doubts, unteachable
 from rollalloc.drivers.verl.modes import Overlap, verls_mode
+from rollalloc.drivers.verl.moved import refuse_moved_keys
 from rollalloc.drivers.verl.names import refuse_reward_arguments
 from rollalloc.drivers.verl.paths import make_absolute
 from rollalloc.drivers.verl.settings import SECTION, WITHOUT_GROUPS, VerlSettings, read_settings
@@ -43,6 +44,7 @@ def configure(config: Any) -> VerlSettings:
     at_least("actor_rollout_ref.actor.ppo_mini_batch_size", actor.ppo_mini_batch_size, 1)
     at_least("trainer.nnodes", config.trainer.nnodes, 1)
     at_least("trainer.n_gpus_per_node", config.trainer.n_gpus_per_node, 1)
+    refuse_moved_keys(config)
     refuse_limits_of_vllm(rollout)
     mode = verls_mode(config.trainer.v1.trainer_mode)
     overlap = overlap_of(config)
@@ -111,6 +113,11 @@ def _conflicts(config: Any, settings: VerlSettings) -> Iterator[str]:
         yield "trainer.use_v1=False selects verl's older trainer, which has no recipes; set it to True"
     if (algorithm.get("filter_groups") or {}).get("enable"):
         yield f"algorithm.filter_groups would drop groups that {SECTION}.recipe chose; disable it and use recipe=dapo"
+    if (prompts := config.data.get("gen_batch_size")) is not None:
+        yield (
+            f"data.gen_batch_size={prompts} has no effect under a recipe, which draws its own prompts; leave it out, or use "
+            f"+{SECTION}.gen_groups for a recipe that has this parameter"
+        )
     if sampler.get("path"):
         yield f"trainer.v1.sampler.custom_sampler and {SECTION} both choose the rows of a batch; unset one of them"
     if manager not in (None, "", MANAGER):

@@ -6,6 +6,7 @@ Our trainers are registered only in processes in which verl imports its own trai
 from __future__ import annotations
 
 import logging
+import sys
 from functools import wraps
 from importlib import import_module
 from types import ModuleType
@@ -24,7 +25,7 @@ def _register_trainer(_: ModuleType) -> None:
 
 
 def check_early(module: ModuleType) -> None:
-    """Add our checks to verl's validation of its configuration, which runs before Ray starts."""
+    """Add our checks to verl's validation of its configuration, which runs before Ray starts, and print a step's cost."""
     from omegaconf import OmegaConf  # pyright: ignore[reportMissingImports]  # a dependency of verl
 
     check = module.validate_config
@@ -33,7 +34,10 @@ def check_early(module: ModuleType) -> None:
     def checked(config: Any, *args: Any, **kwargs: Any) -> Any:
         mode = str(OmegaConf.select(config, "trainer.v1.trainer_mode"))
         if mode.startswith("rollalloc"):
-            import_module("rollalloc.drivers.verl.configure").configure(config)
+            settings = import_module("rollalloc.drivers.verl.configure").configure(config)
+            step = import_module("rollalloc.drivers.verl.step")
+            for line in step.cost_of(step.planned(config, settings)):
+                sys.stdout.write(f"rollalloc: {line}\n")
         elif OmegaConf.select(config, "trainer.v1.rollalloc") is not None:
             modes = import_module("rollalloc.drivers.verl.modes").MODES
             raise ValueError(
