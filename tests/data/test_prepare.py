@@ -10,7 +10,7 @@ import pytest
 from rollalloc.data._files import read_rows, write_rows
 from rollalloc.data.prepare import prepare
 from rollalloc.data.prompts import load_prompts
-from rollalloc.data.public import INSTRUCTION, SETS, can_be_guessed
+from rollalloc.data.public import INSTRUCTION, SETS, TAGS, can_be_guessed
 
 ROWS: dict[str, list[dict[str, Any]]] = {
     "deepmath": [
@@ -334,3 +334,28 @@ def test_nothing_is_written_where_one_of_the_files_is_not_ours(local: Path, tmp_
         prepare(["polaris", "aime24"], out, local=local, overwrite=True)
     assert [file.name for file in out.iterdir()] == ["aime24.parquet"]
     assert (out / "aime24.parquet").read_text() == "mine"
+
+
+def test_prompts_can_ask_for_tags_in_a_system_message(local: Path, tmp_path: Path, rollalloc: Any) -> None:
+    command = ("data", "prepare", "--out", tmp_path, "--from-local", local, "--ask", "tags")
+    assert rollalloc(*command, "polaris")[0] == 0
+    (prompt,) = load_prompts(tmp_path / "polaris.parquet").prompts
+    assert prompt == ({"role": "system", "content": TAGS}, {"role": "user", "content": "Count."})
+    assert [tag for tag in ("<think>\n", "\n</think>\n<answer>\n", "\n</answer>") if tag not in TAGS] == []
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["dapo17k", "--ask", "tags"], "--ask tags: dapo17k has prompts of its own; prepare it without --ask"),
+        (["polaris", "--ask", "tags", "--no-system"], "--ask tags asks in a system message; leave --no-system out"),
+        (["polaris", "--ask", "xml"], "--ask must be one of box, tags, got 'xml'"),
+    ],
+)
+def test_what_prompts_cannot_ask_for_is_refused(
+    options: list[str], says: str, local: Path, tmp_path: Path, rollalloc: Any
+) -> None:
+    code, _, said = rollalloc("data", "prepare", *options, "--out", tmp_path / "out", "--from-local", local)
+    assert code != 0
+    assert says in " ".join(said.split())
+    assert not list(tmp_path.glob("out/*"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from reprlib import repr as short
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 from rich.console import Console
@@ -16,6 +16,7 @@ from rollalloc.cli.progress import say
 
 if TYPE_CHECKING:
     from rollalloc.data.prepare import Prepared
+    from rollalloc.data.public import Ask
 
 _FILES_SHOWN = 3
 
@@ -49,6 +50,10 @@ def prepare(
             help="guessable: leave out training questions whose answer can be guessed, such as yes, false or (B).",
         ),
     ] = None,
+    ask: Annotated[
+        str,
+        typer.Option(help="What prompts ask for: box, or tags (<think>, <answer>), for rollalloc.rewards.pods."),
+    ] = "box",
 ) -> None:
     """Write public data sets as Parquet in verl's schema."""
     from rollalloc.data.prepare import prepare as carry_out
@@ -62,6 +67,7 @@ def prepare(
             overwrite=overwrite,
             system=not no_system,
             leave_out=leave_out,
+            ask=cast("Ask", ask),  # checked there
             progress=lambda part, rows: status.update(f"{part}: {rows:,} rows"),
         )
     console.print(_table(files))

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from reprlib import repr as short
-from typing import Any
+from typing import Any, get_args
 
 from rollalloc.data._files import read_rows
 from rollalloc.data.hub import why_unreachable
 from rollalloc.data.prompts import check_row, write_prompts
-from rollalloc.data.public import FILTERS, SETS, NoAnswer, PublicSplit, to_verl
+from rollalloc.data.public import FILTERS, SETS, Ask, NoAnswer, PublicSplit, to_verl
 from rollalloc.files.claims import claim_files, refuse_foreign_files
 from rollalloc.files.text import error_text
 from rollalloc.named import near
@@ -50,6 +50,7 @@ def prepare(
     overwrite: bool = False,
     system: bool = True,
     leave_out: str | None = None,
+    ask: Ask = "box",
     progress: Progress = lambda part, rows: None,
 ) -> list[Prepared]:
     """Write the files of some public sets.
@@ -67,17 +68,21 @@ def prepare(
             models whose chat template refuses system messages.
         leave_out: name of a filter for training questions, a key of `FILTERS`. It does not change evaluation sets. None: no
             filter.
+        ask: what prompts ask for: "box", the final answer in a box; "tags", the reasoning and the answer in tags, in a
+            system message, for the rewards of `rollalloc.rewards.pods`.
         progress: called from time to time with the split's name and the number of rows read.
 
     Raises:
-        ValueError: a set or filter is unknown; a filter leaves no row, or there is no training set to filter; a row lacks
-            the set's columns; or it is unclear which local files belong to the split.
+        ValueError: a set, a filter or `ask` is unknown; a filter leaves no row, or there is no training set to filter; a set
+            has prompts of its own, or no system message is allowed, and `ask` is "tags"; a row lacks the set's columns; or
+            it is unclear which local files belong to the split.
         FileExistsError: a file may not be overwritten; nothing was written.
         FileNotFoundError: a set is not in the local folder.
         ImportError: `datasets` is missing.
     """
     parts = [part for name in dict.fromkeys(names) for part in _parts(name)]
     _check_filter(leave_out, parts)
+    _check_ask(ask, parts, system)
     paths = {part.name: out / f"{part.name}.parquet" for part in parts}
     refuse_foreign_files(paths.values())  # before anything is written
     if not overwrite and (there := [str(path) for path in paths.values() if os.path.lexists(path)]):
@@ -87,7 +92,7 @@ def prepare(
     for part in parts:
         path, read = paths[part.name], sources.get(part.name)
         of_part = leave_out if part.use == "train" else None
-        rows, dropped = _verl_rows(part, _source(part, read), of_part, progress)
+        rows, dropped = _verl_rows(part, _source(part, read), of_part, ask, progress)
         if not system:
             for row in rows:
                 row["prompt"] = [message for message in row["prompt"] if message["role"] != "system"]
@@ -107,6 +112,17 @@ def _check_filter(name: str | None, parts: Sequence[PublicSplit]) -> None:
         )
 
 
+def _check_ask(ask: Ask, parts: Sequence[PublicSplit], system: bool) -> None:
+    """Raise an error if the prompts cannot ask for this."""
+    if ask not in get_args(Ask):
+        raise ValueError(f"--ask must be one of {', '.join(get_args(Ask))}, got {ask!r}")
+    own = [part.name for part in parts if part.own_prompts]
+    if ask == "tags" and own:
+        raise ValueError(f"--ask tags: {', '.join(own)} has prompts of its own; prepare it without --ask")
+    if ask == "tags" and not system:
+        raise ValueError("--ask tags asks in a system message; leave --no-system out")
+
+
 def _parts(name: str) -> tuple[PublicSplit, ...]:
     if name not in SETS:
         raise ValueError(f"unknown set {name!r}{near(name, SETS)}; there are {', '.join(SETS)}")
@@ -117,7 +133,11 @@ def _parts(name: str) -> tuple[PublicSplit, ...]:
 
 
 def _verl_rows(
-    part: PublicSplit, source: Iterable[tuple[str, Mapping[str, Any]]], leave_out: str | None, progress: Progress
+    part: PublicSplit,
+    source: Iterable[tuple[str, Mapping[str, Any]]],
+    leave_out: str | None,
+    ask: Ask,
+    progress: Progress,
 ) -> tuple[list[dict[str, Any]], dict[str, int]]:
     """The set's rows in verl's schema, and the number of rows left out for each reason."""
     kept: dict[str, dict[str, Any]] = {}  # by question
@@ -129,7 +149,7 @@ def _verl_rows(
         try:
             problem = part.read(raw)
             question = " ".join(problem.question.split())
-            row = to_verl(part, number, problem)
+            row = to_verl(part, number, problem, ask)
         except NoAnswer:
             dropped["no answer"] += 1
             continue

@@ -16,9 +16,17 @@ from rollalloc.rewards.spelling import choice_of_truth
 
 INSTRUCTION = "Let's think step by step and output the final answer within \\boxed{}."
 
+TAGS = (
+    "Solve the problem of the user. First think: work it out step by step, check your steps, and stop as soon as you are "
+    "sure, because your answer must not be long. Then give the final answer alone. Write both in this form:\n"
+    "<think>\nyour reasoning\n</think>\n<answer>\nyour answer\n</answer>"
+)
+"""The system message that asks for tags, in our words; PODS's asks for the same."""
+
 SAMPLES = "__rollout_n__"  # verl's column with the number of answers to sample for a validation prompt
 
 Row = Mapping[str, Any]
+Ask = Literal["box", "tags"]
 
 
 class NoAnswer(ValueError):
@@ -57,6 +65,7 @@ class PublicSplit:
         config: configuration of the data set on the hub.
         samples: number of answers per question in an evaluation. A number above 1 is written to the column `SAMPLES`,
             because verl's `val_kwargs.n` is the same for all sets. The name of such a split ends in "x" and this number.
+        own_prompts: True: the problems have prompts of their own.
     """
 
     name: str
@@ -66,6 +75,7 @@ class PublicSplit:
     read: Callable[[Row], PublicProblem]
     config: str | None = None
     samples: int = 1
+    own_prompts: bool = False
 
     @property
     def original(self) -> str:
@@ -73,22 +83,25 @@ class PublicSplit:
         return self.name.removesuffix(f"x{self.samples}")
 
 
-def to_verl(part: PublicSplit, number: int, problem: PublicProblem) -> dict[str, Any]:
+def to_verl(part: PublicSplit, number: int, problem: PublicProblem, ask: Ask = "box") -> dict[str, Any]:
     """A problem as a row in verl's schema.
 
     Args:
         part: the split of the problem.
         number: number of the row, from 0. It becomes the index of a problem that has no index.
         problem: the problem.
+        ask: what the prompt asks for: the final answer in a box, or the reasoning and the answer in tags. A problem with a
+            prompt of its own keeps it.
 
     Raises:
         NoAnswer: the answer is a placeholder.
     """
     if is_placeholder(problem.answer):
         raise NoAnswer(f"the answer is {problem.answer!r}, a placeholder")
+    system, instruction = (TAGS, "") if ask == "tags" else ("", f" {INSTRUCTION}")
     prompt = problem.prompt or (
-        {"role": "system", "content": ""},
-        {"role": "user", "content": f"{problem.question} {INSTRUCTION}"},
+        {"role": "system", "content": system},
+        {"role": "user", "content": problem.question + instruction},
     )
     index = number if problem.index is None else problem.index
     samples = {SAMPLES: part.samples} if part.samples > 1 else {}
@@ -195,7 +208,7 @@ _ONCE: Mapping[str, tuple[PublicSplit, ...]] = {
             _columns("problem", "answer"),
         ),
     ),
-    "dapo17k": (PublicSplit("dapo17k", "BytedTsinghua-SIA/DAPO-Math-17k", "train", "train", _dapo),),
+    "dapo17k": (PublicSplit("dapo17k", "BytedTsinghua-SIA/DAPO-Math-17k", "train", "train", _dapo, own_prompts=True),),
     "gsm8k": (
         PublicSplit("gsm8k_train", "openai/gsm8k", "train", "train", _gsm8k, "main"),
         PublicSplit("gsm8k_test", "openai/gsm8k", "test", "evaluation", _gsm8k, "main"),

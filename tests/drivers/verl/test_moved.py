@@ -2,7 +2,9 @@
 
 import pytest
 
-OmegaConf = pytest.importorskip("omegaconf", reason="verl's environment: make verl-test").OmegaConf
+pytest.importorskip("omegaconf", reason="verl's environment: make verl-test")
+
+from omegaconf import OmegaConf
 
 from rollalloc.drivers.verl.moved import refuse_moved_keys
 

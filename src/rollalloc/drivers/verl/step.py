@@ -123,5 +123,5 @@ def cost_of(step: PlannedStep) -> Iterator[str]:
     if step.rounds > 1:
         yield (
             f"{SECTION}.gen_groups={step.stages[0][1] // step.rounds} is below the {step.prompts:,} prompts of a batch, so "
-            f"that a batch needs at least {step.rounds} rounds; by default, gen_groups is {3 * step.prompts:,}, three batches"
+            f"that a batch needs at least {step.rounds} rounds; by default, it is {3 * step.prompts:,}, three batches"
         )
