@@ -1,6 +1,9 @@
 """The rewards of PODS's runs."""
 
+from pathlib import Path
+
 import pytest
+import yaml
 
 pytest.importorskip("math_verify")
 
@@ -132,6 +135,19 @@ def test_each_is_a_reward_that_rollallocs_own_commands_load_and_others_call(name
     assert reward.__name__ == name
     result = scored(load_reward(f"rollalloc.rewards.pods:{name}"), LINES.format("$72$"))
     assert (result if isinstance(result, float) else result["acc"]) == 1
+
+
+def test_each_run_of_pods_names_one_that_is_graded_but_for_math():
+    """MATH's published results count the answer alone."""
+    folder = Path(__file__).parents[2] / "recipes" / "verl"
+    base = yaml.safe_load((folder / "pods_base.yaml").read_text("utf-8"))
+    path = base["reward"]["custom_reward_function"]["path"].removeprefix("pkg://")
+    rows = {file.stem: yaml.safe_load(file.read_text("utf-8")) for file in folder.glob("pods_*.yaml")}
+    names = {row: read["reward"]["custom_reward_function"]["name"] for row, read in rows.items() if "defaults" in read}
+    assert len(names) == 4
+    for row, name in names.items():
+        results = [scored(load_reward(f"{path}:{name}"), text) for text in (LINES.format("$71$"), "71")]
+        assert (results[0] == results[1]) == (row == "pods_math")
 
 
 @pytest.mark.e2e

@@ -25,7 +25,7 @@ from rollalloc.rules.prompts import AsOffered  # noqa: E402
 from rollalloc.rules.rows import MaxVariance  # noqa: E402
 
 FOLDER = Path(__file__).parents[3] / "recipes" / "verl"
-PODS = ["pods_gsm8k", "pods_gsm8k_8gpu", "pods_math"]
+PODS = ["pods_gsm8k", "pods_gsm8k_8gpu", "pods_llama", "pods_math"]
 BASES = ("pods_", "darts_")
 ROWS = sorted(path.stem for path in FOLDER.glob("*_*.yaml") if not path.stem.startswith(BASES))
 DARTS = {
@@ -113,6 +113,7 @@ def test_no_rollout_is_cut_before_its_length(row: str) -> None:
         ("pods_gsm8k", (1, 64, 16), (1, 16)),
         ("pods_math", (1, 32, 8), (1, 8)),
         ("pods_gsm8k_8gpu", (32, 128, 32), (128, 32)),
+        ("pods_llama", (1, 64, 16), (1, 16)),
     ],
 )
 def test_pods_runs_and_their_baselines(row: str, pods: tuple[int, int, int], grpo: tuple[int, int]) -> None:
@@ -129,6 +130,15 @@ def test_pods_runs_and_their_baselines(row: str, pods: tuple[int, int, int], grp
             del config.trainer[changed]
         del config.data.train_batch_size, config.actor_rollout_ref.rollout.n
     assert OmegaConf.to_container(ours) == OmegaConf.to_container(base)
+
+
+def test_llama_has_a_kl_term_and_the_others_of_pods_have_none() -> None:
+    for row in PODS:
+        actor = composed(row, "arm=pods").actor_rollout_ref.actor
+        assert actor.use_kl_loss == (row == "pods_llama")
+    config = of_command(command("pods_llama", "arm=pods"))
+    assert checked(config).rows == 16
+    assert (config.actor_rollout_ref.actor.kl_loss_coef, config.algorithm.use_kl_in_reward) == (0.04, False)
 
 
 @pytest.mark.parametrize("rule", ["max_reward", "random", "percentile"])

@@ -120,6 +120,11 @@ def cost_of(step: PlannedStep) -> Iterator[str]:
             f"the same command without a recipe generates {before:,} = {step.prompts:,} × {step.n} "
             f"(actor_rollout_ref.rollout.n): with the recipe, a step generates {step.rollouts / before:.3g} times as many"
         )
+    if (passes := step.stages[0][1] / step.prompts) > 1:
+        yield (
+            f"it tries {step.stages[0][1]:,} prompts for a batch of {step.prompts:,}, so that an epoch of verl goes "
+            f"through the data about {passes:.3g} times"
+        )
     if step.rounds > 1:
         yield (
             f"{SECTION}.gen_groups={step.stages[0][1] // step.rounds} is below the {step.prompts:,} prompts of a batch, so "
