@@ -69,11 +69,14 @@ def test_the_cost_of_a_step_is_printed_before_ray_starts(capsys):
     check_early(module)
     words = ["trainer.v1.trainer_mode=rollalloc", "+trainer.v1.rollalloc.recipe=dapo"]
     module.validate_config(composed([*STOCK, *words]), False, False)
-    first, second, last = capsys.readouterr().out.splitlines()
+    first, second, third, last = capsys.readouterr().out.splitlines()
     assert first == (
         "rollalloc: rollouts of a step, if one round of prompts fills the batch: 1,536 = 192 × 8 (rollout)"
     )
     assert "without a recipe generates 512 = 64 × 8" in second
+    assert third.startswith(
+        "rollalloc: it tries 192 prompts for a batch of 64, so that an epoch of verl goes through the"
+    )
     assert last == "validated"
 
 
