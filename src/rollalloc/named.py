@@ -73,6 +73,8 @@ RECIPES: Mapping[str, Callable[..., Recipe]] = {
     "racing": recipes.racing,
     "pilot_commit+pods": pilot_commit_pods,
 }
+# A driver replaces the first kernel by the second, with its framework's kind of standard deviation.
+_OWN_KERNEL, _FRAMEWORKS_KERNEL = "rollalloc.rules.advantages:grpo", "rollalloc.rules.advantages:GRPO"
 _SAY_N = {"n_pilot", "n_commit", "sizes_S"}  # parameters that set the number of rollouts in the stages of a group
 
 
@@ -301,3 +303,28 @@ def near(word: str, known: Iterable[str]) -> str:
         return f" ({released!r} is our name for it)"
     close = get_close_matches(word, known, n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def name_of(description: Any) -> str | None:
+    """The key of `RECIPES` whose recipe has the same rules as a described recipe. Their numbers may differ.
+
+    Args:
+        description: `Recipe.description`, for example from a saved state.
+
+    Returns:
+        The first such name; None if there is none, as for a recipe of the user's own.
+    """
+    rules = _rules_in(description)
+    return next((name for name in RECIPES if _rules_in(make_recipe(name, {}).description) == rules), None)
+
+
+def _rules_in(described: Any) -> Any:
+    """The types in a described recipe. Stages that differ only in numbers count once, as in racing with more sizes."""
+    if isinstance(described, Mapping):
+        if described.get("is") == _FRAMEWORKS_KERNEL:
+            return _OWN_KERNEL
+        return {name: rules for name, value in described.items() if (rules := _rules_in(value))}
+    if isinstance(described, list):
+        each = [rules for value in described if (rules := _rules_in(value))]
+        return [rules for at, rules in enumerate(each) if rules not in each[:at]]
+    return described if isinstance(described, str) and ":" in described else None

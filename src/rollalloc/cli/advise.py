@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,6 +24,7 @@ from rollalloc.core.recipe import at_least
 if TYPE_CHECKING:
     from rollalloc.lab.advise.verdict import Advice, Choice
     from rollalloc.lab.waste.groups import Log
+    from rollalloc.runs.own import OwnRun
 
 _MOST = 1_000_000  # maximum number of rollouts per batch, to catch a mistyped number
 
@@ -56,6 +57,7 @@ def advise(
     from rollalloc.lab.advise.pasting import FRAMEWORKS, check_framework
     from rollalloc.lab.advise.profile import profile_of
     from rollalloc.lab.advise.profile_folder import prompts_beside, refuse_changed, settings_beside
+    from rollalloc.lab.advise.recorded import with_all_rollouts
     from rollalloc.lab.advise.verdict import present_of, verdict_of
     from rollalloc.lab.waste.finding import chosen
 
@@ -70,13 +72,14 @@ def advise(
     if sampled:
         refuse_changed(Path(at))
     with staged() as shown:
-        log = reading.read(at, shown)
+        log = with_all_rollouts(reading.read(at, shown), from_step=from_step, threshold=reading.threshold)
         features_PD = _features(at, log)
         profile = profile_of(log, threshold=reading.threshold, from_step=from_step, features_PD=features_PD, seed=seed)
-    taken, assumed = present_of(profile, sampled=bool(sampled))
-    verdict = verdict_of(profile, now or taken, sampled.get("of"))
+    taken, assumed = present_of(profile, sampled=bool(sampled), runs=log.runs)
+    own = _own_config(sampled, log.runs)
+    verdict = verdict_of(profile, now or taken, own.get("prompts"))
     assumed = "" if now else assumed
-    pastes = _pastes(verdict, framework or (log.format if log.format in FRAMEWORKS else "rollalloc"), sampled)
+    pastes = _pastes(verdict, framework or (log.format if log.format in FRAMEWORKS else "rollalloc"), own)
     if asked.export is not None:
         groups, _ = chosen(log, from_step)
         assert groups is not None  # `profile_of` refuses a log without groups
@@ -138,27 +141,51 @@ def _choice(text: str) -> Choice:
     return Choice(recipe, counts[1] if "groups" in given else max(1, round(BATCH / n)), n)
 
 
-def _pastes(verdict: Advice, framework: str, sampled: Mapping[str, Any]) -> list[str]:
+def _pastes(verdict: Advice, framework: str, own: Mapping[str, Any]) -> list[str]:
     """The settings to paste, and sentences on the changes; empty if the advice equals the present settings.
 
-    For a sampled profile, the settings name its task, or its model, prompts and reward.
+    Args:
+        verdict: the advice.
+        framework: a key of `FRAMEWORKS`.
+        own: the result of `_own_config`.
     """
-    from rollalloc.generate.sampling import Sampling
     from rollalloc.lab.advise.pasting import changes, pasted
-    from rollalloc.train.config import Config
 
     choice = verdict.choice
     if choice is None or choice == verdict.present:
         return []
-    own: dict[str, Any] = {"task": sampled.get("task", "")}
-    if sampled and not own["task"]:
+    settings = {name: own[name] for name in ("config", "task") if name in own}
+    return [pasted(choice, framework, **settings), *changes(choice, verdict.present)]
+
+
+def _own_config(sampled: Mapping[str, Any], runs: Sequence[OwnRun]) -> dict[str, Any]:
+    """The model, prompts and reward of a log, as far as its run or its profile recorded them.
+
+    Returns:
+        "config": the configuration, and "task": the name of the built-in task; both for `pasted`. "prompts": the number of
+        prompts to train on. Unknown values are left out.
+    """
+    from rollalloc.generate.sampling import Sampling
+    from rollalloc.train.config import Config
+    from rollalloc.train.run_json import read_config
+
+    if sampled:
         source = sampled["source"]
-        own["config"] = Config(
+        config = Config(
             **{name: value for name, value in source.items() if name != "prompts"},
             prompts=tuple(source["prompts"]),
             sampling=Sampling(**{name: sampled["sampling"][name] for name in ("max_new_tokens", "temperature")}),
         )
-    return [pasted(choice, framework, **own), *changes(choice, verdict.present)]
+        return {"config": config, "task": sampled.get("task", ""), "prompts": sampled.get("of")}
+    if len(runs) != 1:
+        return {}
+    [run] = runs
+    known: dict[str, Any] = {} if run.attempts_N is None else {"prompts": len(run.attempts_N)}
+    try:
+        config = read_config(run.folder)
+    except (OSError, ValueError):  # another driver's run, or one of another version
+        return known
+    return known | {"config": config, "task": config.task}
 
 
 def _nothing_to_paste(verdict: Advice, framework: str | None) -> list[str]:

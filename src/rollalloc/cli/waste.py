@@ -52,14 +52,15 @@ def waste(
 
 def _show_waste(console: Console, finding: Finding) -> None:
     if finding.booked:
-        paid = sum(finding.booked.values())
         shown = table(("as the run recorded them", "rollouts", "share"))
         for cause, rollouts in finding.booked.items():
             if rollouts:
-                shown.add_row(Text(cause.replace("_", " ")), f"{rollouts:,}", f"{rollouts / paid:.1%}")
+                shown.add_row(Text(cause.replace("_", " ")), f"{rollouts:,}", f"{rollouts / finding.paid:.1%}")
         console.print(shown)
     if finding.shares is not None:
-        shown = table(("by the rewards of their group", "rollouts", "share", "95% interval"))
+        part = finding.rollouts < finding.paid
+        of_paid = f" ({finding.rollouts:,} of {finding.paid:,} are in the log)" if part else ""
+        shown = table((f"by the rewards of their group{of_paid}", "rollouts", "share", "95% interval"))
         for cause, share in finding.shares.shares.items():
             if rollouts := finding.shares.rollouts[cause]:
                 shown.add_row(_CAUSES[cause], f"{rollouts:,}", f"{share.value:.1%}", interval(share))

@@ -16,6 +16,8 @@ from rollalloc.runs.recorded import RecordedRun
 from rollalloc.runs.values import parsed
 
 STATE = "trainer_state.json"
+# Our column in TRL's table of completions: "GROUP/ROLLOUT", the ids in the core; null in the rows of an evaluation.
+ROLLOUT = "rollalloc/rollout"
 _CHECKPOINT = "checkpoint-"
 _LONGEST = 256 << 20  # bytes
 _SHOWN = 3  # maximum number of problems to show

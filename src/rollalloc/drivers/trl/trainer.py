@@ -35,6 +35,7 @@ from rollalloc.drivers.trl.rewards import RewardFunctions
 from rollalloc.drivers.trl.rollout import Rollout
 from rollalloc.drivers.trl.tensors import training_inputs
 from rollalloc.named import signature_of
+from rollalloc.runs.trl_log import ROLLOUT
 
 
 class AllocatedGRPOTrainer(GRPOTrainer):
@@ -245,7 +246,7 @@ class AllocatedGRPOTrainer(GRPOTrainer):
             completions = decode(self, prompts, [((), ids) for ids in completion_ids_list])
         rows = [row | {"prompt": prompt} for row, prompt in zip(inputs, prompts, strict=True)]
         scored = rewards(rows, completions, completion_ids_list, self.state, self.environments or None)
-        for column, values in scored.columns.items():
+        for column, values in (scored.columns | {ROLLOUT: [None] * len(inputs)}).items():
             self._log_completion_extra(column, values)
         for name, values in scored.figures.items():
             for value in values:
@@ -271,7 +272,7 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         metrics["num_tokens"] = [self.state.num_input_tokens_seen]
 
     def _show(self, batch: Batch, rollouts: Sequence[Rollout]) -> None:
-        """Add the trained rollouts to TRL's table of completions."""
+        """Add the trained rollouts to TRL's table of completions, each with the ids of its group and of itself."""
         logs = self._logs
         shown = len(logs["prompt"])
         logs["prompt"].extend(each.texts[0] for each in rollouts)
@@ -280,7 +281,9 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         for at, name in enumerate(self.reward_func_names):
             scores = [each.scores_F[at] for each in rollouts]
             logs["rewards"][name].extend(nan if score is None else score for score in scores)  # NaN for None, as in TRL
-        for column in sorted({*logs["extra"], *(column for each in rollouts for column in each.logged)}):
+        named = [f"{row.group}/{row.rollout}" for row in batch.rows]
+        logged = [each.logged | {ROLLOUT: name} for each, name in zip(rollouts, named, strict=True)]
+        for column in sorted({*logs["extra"], *(column for each in logged for column in each)}):
             if column not in logs["extra"]:
                 logs["extra"][column].extend([None] * shown)
-            logs["extra"][column].extend(each.logged.get(column) for each in rollouts)
+            logs["extra"][column].extend(each.get(column) for each in logged)

@@ -110,7 +110,7 @@ def profile_of(
     rates = fit_rates(*_counts(judged), seed=seed, resamples=resamples)
     predictability, unpredicted = predictability_of(judged, features_PD, seed=seed, resamples=resamples)
     prompts = len(np.unique(groups.prompt_V))
-    lacks = too_few(judged, rates, prompts, complete=log.complete)
+    lacks = _unfair(log) or too_few(judged, rates, prompts, complete=log.complete)
     lengths = lengths_of(judged, seed=seed, resamples=resamples)
     zero_variance = {n: (alike(groups, n) if reward.graded else None) or rates.zero_variance(n) for n in SIZES}
     return Profile(
@@ -130,6 +130,12 @@ def profile_of(
         too_few=lacks,
         groups=_groups(groups),
     )
+
+
+def _unfair(log: Log) -> str:
+    """Why a log with selected rollouts gives no verdict; empty for other logs."""
+    remedy = "give the run's folder with a checkpoint and without --from-step and --threshold, or sample the model"
+    return f"{log.selected}; {remedy}" if log.selected else ""
 
 
 def _groups(groups: Groups) -> int:

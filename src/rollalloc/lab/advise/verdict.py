@@ -6,11 +6,13 @@ reader's own task, because no experiment has shown that a profile before trainin
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import Literal
 
 from rollalloc.lab.advise.profile import Profile
+from rollalloc.runs.own import OwnRun
 
 # Number of rollouts that a profile needs. The missing number is rounded up to a multiple of `_ROUND`.
 ENOUGH, _ROUND = 1024, 100
@@ -63,9 +65,9 @@ class Choice:
     """A recipe with its batch shape.
 
     Attributes:
-        recipe: a key of `rollalloc.named.RECIPES`.
+        recipe: a key of `rollalloc.named.RECIPES`; "" for a recipe of the user's own that has no name.
         groups: prompts per batch, at least 1.
-        n: rollouts per prompt, at least 1.
+        n: rollouts per prompt that are trained on, at least 1.
     """
 
     recipe: str
@@ -80,7 +82,9 @@ class Choice:
     @property
     def words(self) -> str:
         """Name in sentences: "GRPO n = 4", or the recipe alone."""
-        named = {"grpo": "GRPO", "reinforce": "REINFORCE", "raft": "RAFT"}.get(self.recipe, self.recipe)
+        named = {"grpo": "GRPO", "reinforce": "REINFORCE", "raft": "RAFT", "": "your recipe"}.get(
+            self.recipe, self.recipe
+        )
         return named if self.n == 1 else f"{named} n = {self.n}"
 
     @property
@@ -113,13 +117,21 @@ class Advice:
     more: int = 0
 
 
-def present_of(profile: Profile, *, sampled: bool) -> tuple[Choice, str]:
-    """Guess the present setting if the user does not name it. Return it with a sentence that says how it was found.
+def present_of(profile: Profile, *, sampled: bool, runs: Sequence[OwnRun] = ()) -> tuple[Choice, str]:
+    """The present setting if the user does not name it, with a sentence that says how it was found.
 
     Args:
         profile: profile of the log.
         sampled: whether `rollalloc advise` sampled the log. Such a log does not show how the user trains.
+        runs: the runs of rollalloc that wrote the log. If there is one, its own records are used.
     """
+    if len(runs) == 1 and runs[0].each:
+        run = runs[0]
+        present = Choice(run.recipe, run.groups, run.each)
+        generated = "".join(f", {name} = {value}" for name, value in run.parameters.items() if name.startswith("n"))
+        shape = f"batches of {run.groups:,} prompts × {run.each:,} rows{generated}"
+        named = run.recipe or "a recipe of your own"
+        return present, f"Present setting: {named} with {shape}, as {run.source} records."
     if sampled:
         present = Choice("grpo", BATCH // USUAL_N, USUAL_N)
         why = f"num_generations={USUAL_N} is TRL's default, and a sampled profile does not show your setting"

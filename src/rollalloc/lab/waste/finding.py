@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from rollalloc.files.text import visible
 from rollalloc.lab.waste.groups import NO_STEP, Groups, Log
 from rollalloc.lab.waste.shares import Shares, drift, shares_of
 from rollalloc.runs.teaching import share_taught
@@ -15,6 +16,10 @@ from rollalloc.runs.teaching import share_taught
 ALONE = (
     "{:,} rollouts are alone in their group and are not counted: GRPO has nothing to compare them with, but a method that "
     "compares each rollout with a prediction or a running mean learns from them"
+)
+_ALONE_BOOKED = (
+    "{:,} rollouts are alone in their group, because the recipe compares each with a prediction or a mean: the run's "
+    "accounts say what taught"
 )
 _GRADES = 2  # a log with more different rewards than this has graded rewards
 
@@ -30,6 +35,8 @@ class Finding:
         booked: number of rollouts for each cause, as the trainer itself counted them; empty if the log has no such counts.
         notes: notes for the reader, the most important first.
         alone: number of rollouts that are alone in their group.
+        complete: False if the log may lack rollouts that were paid but not trained on.
+        skipped: number of rollouts that were paid but are missing in the log, as its ids show; a lower bound.
     """
 
     format: str
@@ -38,6 +45,13 @@ class Finding:
     booked: dict[str, int]
     notes: list[str] = field(default_factory=list)
     alone: int = 0
+    complete: bool = True
+    skipped: int = 0
+
+    @property
+    def paid(self) -> int:
+        """Number of rollouts that the run paid, by its own accounts; 0 if unknown."""
+        return sum(self.booked.values())
 
     @property
     def wasted(self) -> float | None:
@@ -70,15 +84,16 @@ def find(log: Log, *, threshold: float | None = None, from_step: int | None = No
     rollouts = sum(booked.values()) if groups is None else len(groups.rewards_R)
     if not rollouts:
         raise ValueError("expected rollouts in the log, but it counts none; wait until the run has generated some")
-    finding = Finding(log.format, rollouts, None, booked)
+    finding = Finding(log.format, rollouts, None, booked, complete=log.complete, skipped=log.skipped)
     if groups is None:
         finding.notes += [*unusable(log), *log.notes]
         return finding
     compared = groups.take(groups.size_V > 1)
     finding.alone = len(groups) - len(compared)
     finding.shares = shares_of(compared) if len(compared) else None
+    finding.notes += _compared_with_paid(finding, log)
     if finding.alone:
-        finding.notes.append(ALONE.format(finding.alone))
+        finding.notes.append((_ALONE_BOOKED if booked else ALONE).format(finding.alone))
     finding.notes += [*unusable(log), *_warnings(compared, threshold)]
     if from_step is not None and stepless:
         finding.notes.append(
@@ -86,6 +101,17 @@ def find(log: Log, *, threshold: float | None = None, from_step: int | None = No
         )
     finding.notes += log.notes
     return finding
+
+
+def _compared_with_paid(finding: Finding, log: Log) -> list[str]:
+    """A sentence if the log has fewer or more rollouts than the run counted as paid."""
+    if not log.runs or not finding.paid or finding.rollouts == finding.paid:
+        return []
+    sources = ", ".join(visible(run.source) for run in log.runs[:3])
+    logged, paid = f"the log has {finding.rollouts:,}", f"{finding.paid:,}"
+    if finding.rollouts < finding.paid:
+        return [f"{logged} of the {paid} rollouts that the run paid by {sources}; shares by rewards are of these alone"]
+    return [f"{logged} rollouts, and {sources} counts {paid}: the run went on after that file"]
 
 
 def chosen(log: Log, from_step: int | None) -> tuple[Groups | None, int]:
@@ -125,17 +151,17 @@ def sentence(finding: Finding) -> str:
     """The finding in one sentence."""
     shares = finding.shares
     if finding.booked:
-        paid = sum(finding.booked.values())
-        return f"{finding.wasted or 0.0:.1%} of {paid:,} rollouts taught nothing, by the run's own accounts."
+        return f"{finding.wasted or 0.0:.1%} of {finding.paid:,} rollouts taught nothing, by the run's own accounts."
     if shares is None:
         return f"No group has 2 rollouts or more, so it is unknown what the {finding.rollouts:,} rollouts taught."
     alone = f"; {finding.alone:,} rollouts alone in their group are not counted" if finding.alone else ""
     interval = shares.wasted.interval
     within = "" if interval is None else " (95% interval {:.1%} – {:.1%})".format(*interval)
+    which = "rollouts" if finding.complete else "rollouts that were trained on"
+    more = f"; at least {finding.skipped:,} more were paid and are not in the log" if finding.skipped else ""
     return (
-        f"{shares.wasted.value:.1%}{within} of {finding.rollouts - finding.alone:,} rollouts taught nothing: "
-        f"{shares.groups:,} groups of "
-        f"{shares.prompts:,} prompts{alone}."
+        f"{shares.wasted.value:.1%}{within} of {finding.rollouts - finding.alone:,} {which} taught nothing: "
+        f"{shares.groups:,} groups of {shares.prompts:,} prompts{alone}{more}."
     )
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollalloc.lab.waste.texts import NOTHING, WIDTH, answer_hash, features_of
+from rollalloc.runs.own import OwnRun
 
 NO_STEP = -(1 << 62)  # stands for a step that was not logged
 NOT_SAID = -1  # stands for a number of tokens, characters or truncated rollouts that was not logged
@@ -143,6 +144,10 @@ class Log:
         groups: the groups, in the order of their first rollout. None: the log has only totals.
         accounts: the trainer's own numbers of rollouts by cause. None: not logged.
         complete: False if groups without variance may have been left out before the log was written.
+        runs: the runs of rollalloc that wrote the log, by their own records.
+        selected: why the rollouts are not a fair sample of those that were paid, so that success rates cannot be read from
+            them; empty if they are.
+        skipped: number of rollouts that the log's ids show to be missing in the middle of a batch; 0 if there are no ids.
         notes: notes for readers of the result.
         bad: number of lines or rows that could not be used.
         first_bad: place and problem of the first such line or row.
@@ -154,6 +159,9 @@ class Log:
     groups: Groups | None = None
     accounts: dict[str, int] | None = None
     complete: bool = True
+    runs: list[OwnRun] = field(default_factory=list[OwnRun])
+    selected: str = ""
+    skipped: int = 0
     notes: list[str] = field(default_factory=list)
     bad: int = 0
     first_bad: str = ""

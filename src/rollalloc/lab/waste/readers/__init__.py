@@ -58,6 +58,8 @@ def read_log(
     log = Log(format)
     kept = without_copies(chosen)
     reader.read(Files(kept, progress), log, options)
+    if log.accounts is None and log.runs:
+        log.accounts = dict(sum((Counter(run.accounts) for run in log.runs), Counter[str]()))
     if copies := len(chosen) - len(kept):
         log.notes.append(f"{copies:,} files are copies of others and were left out")
     if not log.groups and log.accounts is None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from rollalloc.lab.waste.groups import Gathering, Log
 from rollalloc.lab.waste.readers.shared import Files, Format, Options, count, names, number, objects, said, text, whole
+from rollalloc.runs.own import own_run
 
 
 def _read(files: Files, log: Log, options: Options) -> None:
@@ -44,6 +45,8 @@ def _read(files: Files, log: Log, options: Options) -> None:
             )
         gathering.close()
     log.groups = gathering.groups()
+    folders = dict.fromkeys(file.parent for file in files.paths)
+    log.runs = [run for folder in folders if (run := own_run(folder)) is not None]
     log.accounts = dict(accounts) or None
     if log.groups:
         log.notes.append(f"reward: {names([field])}")
@@ -74,7 +77,9 @@ def _last_accounts(file: Path, log: Log) -> dict[str, int]:
 
 def _choose(files: Sequence[Path]) -> list[Path]:
     own = ("rollouts.jsonl", "metrics.jsonl")
-    return [file for file in files if file.name.removesuffix(".gz").removesuffix(".zst") in own]
+    found = [file for file in files if file.name.removesuffix(".gz").removesuffix(".zst") in own]
+    beside = [path for file in found if (path := file.with_name("metrics.jsonl")) not in found and path.is_file()]
+    return [*found, *dict.fromkeys(beside)]
 
 
 FORMAT = Format(

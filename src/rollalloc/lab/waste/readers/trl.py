@@ -5,6 +5,9 @@ reward functions log with `log_extra`, and `advantage`. It does not say which co
 numbers are added, unless the user names the rewards. An evaluation overwrites the file of its step; the steps of evaluations
 are read from the trainer's state in a checkpoint beside the log.
 
+`AllocatedGRPOTrainer` adds a column with the ids of each row's group and rollout. Without this column, the boundaries of
+groups are found from the prompts and the advantages.
+
 Rows are read in blocks; no text is kept.
 """
 
@@ -37,8 +40,10 @@ from rollalloc.lab.waste.readers.shared import (
     text,
     whole,
 )
+from rollalloc.runs.own import OwnRun, own_run
+from rollalloc.runs.trl_log import ROLLOUT
 
-_OWN = ("step", "prompt", "completion", "advantage")  # TRL's fixed columns
+_OWN = ("step", "prompt", "completion", "advantage", ROLLOUT)  # TRL's fixed columns, and ours
 _ROWS = 4096  # number of rows per block
 _STATE = "trainer_state.json"
 _REWARDS_DIFFER, _ADVANTAGES_DIFFER = 1e-6, 1e-3  # smaller differences within a group are only rounding
@@ -55,6 +60,7 @@ class _Row(NamedTuple):
     answered: str | None
     reward: float  # NaN if missing
     advantage: float | None
+    ids: tuple[str, str] | None = None  # group and rollout, in the log of `AllocatedGRPOTrainer`
 
 
 class _Reward(NamedTuple):
@@ -103,11 +109,16 @@ class _Read:
     repeated: int = 0  # number of files that repeat the file before
     undivided: int = 0  # number of series (of rows with the same prompt) whose length is no multiple of the group size
     messages: bool = False  # whether a completion was a list of messages
+    again: int = 0  # number of rows that repeat the id of a rollout
+    seen: set[int] = field(default_factory=set[int])  # hashes of folder and rollout
+    skipped: int = (
+        0  # number of rollouts that were ordered between the first and the last of a batch, but are not logged
+    )
 
 
 def _read(files: Files, log: Log, options: Options) -> None:
     read, before = _Read(), b""
-    steps_in = cache(evaluated_steps)
+    steps_in, run_of = cache(evaluated_steps), cache(_own_run)
     for file in files:
         with _opened(file, log) as opened:
             if opened is None or not opened.metadata.num_rows:
@@ -122,13 +133,19 @@ def _read(files: Files, log: Log, options: Options) -> None:
                 read.repeated += 1
                 continue
             before = digest
-            if not options.all_rows and rows and rows[0].step in (steps_in(file.parent) or ()):
+            has_ids = opened.schema_arrow.names.count(ROLLOUT) == 1
+            training = rows if options.all_rows or not has_ids else [row for row in rows if row.ids is not None]
+            read.evaluations += len(rows) - len(training)
+            if not options.all_rows and not has_ids and rows and rows[0].step in (steps_in(file.parent) or ()):
                 read.evaluations += len(rows)
                 continue
             read.rewards[str(reward)] = None
             read.added = read.added or (len(columns) > 1 and not options.rewards and options.weights is None)
-            _add_groups(rows, options.group_size, read)
+            _add_groups(training, options.group_size, run_of(file.parent), str(file.parent), read)
     log.groups = read.gathering.groups()
+    log.runs = list(dict.fromkeys(run for file in files.paths if (run := run_of(file.parent)) is not None))
+    log.complete = not (log.runs or read.seen)
+    log.skipped = read.skipped
     if read.evaluations and not len(log.groups):
         folder = visible(str(files.paths[0].parent))
         raise ValueError(
@@ -137,8 +154,13 @@ def _read(files: Files, log: Log, options: Options) -> None:
             "without an evaluation, or count these rows with --rows all"
         )
     if len(log.groups):
-        unknown = not options.all_rows and any(steps_in(file.parent) is None for file in files.paths)
+        unknown = not options.all_rows and not read.seen and any(steps_in(file.parent) is None for file in files.paths)
         log.notes += _notes(read, options, unknown)
+
+
+def _own_run(folder: Path) -> OwnRun | None:
+    """The run of rollalloc that wrote a log, from its state in the log's folder or its parent; None for other runs."""
+    return own_run(folder) or own_run(folder.parent)
 
 
 def evaluated_steps(folder: Path) -> frozenset[int] | None:
@@ -244,8 +266,9 @@ def _rows(opened: Any, file: Path, reward: _Reward, log: Log, read: _Read) -> tu
         scores = zip(*(batch.column(name).to_pylist() for name in reward.columns), strict=True)
         prompts = batch.column("prompt").to_pylist()
         answers = batch.column("completion").to_pylist() if schema.names.count("completion") == 1 else nothing
-        columns = zip(prompts, steps, advantages, scores, answers, places, strict=False)
-        for prompt, step, advantage, scored, answer, place in columns:
+        ids = batch.column(ROLLOUT).to_pylist() if schema.names.count(ROLLOUT) == 1 else nothing
+        columns = zip(prompts, steps, advantages, scores, answers, ids, places, strict=False)
+        for prompt, step, advantage, scored, answer, id_, place in columns:
             where = f"{name}:{place}"
             if prompt is None:
                 log.reject(where, "prompt is null")
@@ -261,6 +284,7 @@ def _rows(opened: Any, file: Path, reward: _Reward, log: Log, read: _Read) -> tu
                         [_finite(score, log, where, name) for score, name in zip(scored, reward.columns, strict=True)]
                     ),
                     advantage,
+                    (of.partition("/")[0], of) if isinstance(of := id_, str) else None,
                 )
             )
     if not rows and next(places) == 1:  # its footer says that it has rows
@@ -280,23 +304,83 @@ def _finite(score: Any, log: Log, where: str, column: str) -> float:
 # ----------------------------------------------------------------------------------------------------------------- groups
 
 
-def _add_groups(rows: Sequence[_Row], size: int | None, read: _Read) -> None:
-    """Split rows into groups. TRL writes a prompt's completions one after another. If a prompt was drawn twice in a row,
-    its rows are two groups.
+def _add_groups(rows: Sequence[_Row], size: int | None, run: OwnRun | None, folder: str, read: _Read) -> None:
+    """Split rows into groups: by their ids; without ids, by the prompts and the advantages."""
+    known = [row for row in rows if row.ids is not None and _is_new(row, folder, read)]
+    batch = [int(row.ids[1].rpartition("/")[2]) for row in known if row.ids is not None]
+    read.skipped += max(batch) - min(batch) + 1 - len(batch) if batch else 0
+    groups = [list(group) for _, group in groupby(known, key=lambda row: row.ids and row.ids[0])]
+    unnamed = [row for row in rows if row.ids is None]
+    if run is not None and unnamed and unnamed[0].step is not None:
+        # TRL's table keeps rows of earlier batches until it is full.
+        unnamed = unnamed[-run.rows_at.get(unnamed[0].step, len(unnamed)) :]
+    for group in [*groups, *_split(unnamed, size, run, read)]:
+        for row in group:
+            read.gathering.add(0, row.prompt, group[0].step, row.reward, asked=row.asked, answered=row.answered)
+        read.gathering.close()
+        follows = _follows(group)
+        read.compared += follows is not None
+        read.contradicted += follows is False
+
+
+def _is_new(row: _Row, folder: str, read: _Read) -> bool:
+    """Whether a row's rollout was not logged before. TRL's table keeps rows until it is full, and rows may be replayed."""
+    mark = hash((folder, row.ids))
+    read.again += mark in read.seen
+    new = mark not in read.seen
+    read.seen.add(mark)
+    return new
+
+
+def _split(rows: Sequence[_Row], size: int | None, run: OwnRun | None, read: _Read) -> list[list[_Row]]:
+    """Split rows without ids into groups. TRL writes a prompt's completions one after another.
+
+    If a prompt was drawn twice in a row, its rows are two groups. Their advantages show it, unless all are 0. Then the
+    other groups' size decides: groups of TRL's own trainer have one size, but a recipe of rollalloc may vary it.
     """
-    runs = [list(run) for _, run in groupby(rows, key=attrgetter("prompt"))]
-    usual = size or min(map(len, runs), default=1)
-    for run in runs:
-        read.undivided += size is not None and len(run) % size != 0
-        part = usual if len(run) % usual == 0 else len(run)
-        for begin in range(0, len(run), part):
-            group = run[begin : begin + part]
-            for row in group:
-                read.gathering.add(0, row.prompt, group[0].step, row.reward, asked=row.asked, answered=row.answered)
-            read.gathering.close()
-            follows = _follow([(row.reward, row.advantage) for row in group if row.advantage is not None])
-            read.compared += follows is not None
-            read.contradicted += follows is False
+    series = [list(rows_) for _, rows_ in groupby(rows, key=attrgetter("prompt"))]
+    if size is not None:
+        read.undivided += sum(len(each) % size != 0 for each in series)
+        return [part for each in series for part in _parts(each, size)]
+    if run is not None and run.each == 1:
+        return [[row] for row in rows]
+    shown = [_shown_size(each) for each in series]
+    told = {known for known in shown if known}
+    usual = 0 if run is not None or len(told) > 1 else min(told or map(len, series), default=1)
+    if not all(len(each) % usual == 0 for each in series if usual):
+        usual = 0
+    return [
+        part for each, known in zip(series, shown, strict=True) for part in _parts(each, known or usual or len(each))
+    ]
+
+
+def _parts(rows: list[_Row], size: int) -> list[list[_Row]]:
+    """Parts of this size; all rows as one part if the size does not divide their number."""
+    size = size if len(rows) % size == 0 else len(rows)
+    return [rows[begin : begin + size] for begin in range(0, len(rows), size)]
+
+
+def _shown_size(rows: list[_Row]) -> int:
+    """The size of the groups in a series of rows with the same prompt, as their advantages show it; 0 if they do not.
+
+    Within a group, advantages are a linear function of the reward, and their sum is 0. So the largest parts for which this
+    holds are the groups.
+    """
+    for size in range(len(rows), 1, -1):
+        if len(rows) % size == 0:
+            parts = _parts(rows, size)
+            follow = [_follows(part) and _sums_to_zero(part) for part in parts]
+            if True in follow and False not in follow:
+                return size
+    return 0
+
+
+def _sums_to_zero(rows: list[_Row]) -> bool:
+    return abs(sum(row.advantage or 0.0 for row in rows)) <= _ADVANTAGES_DIFFER * len(rows)
+
+
+def _follows(rows: Sequence[_Row]) -> bool | None:
+    return _follow([(row.reward, row.advantage) for row in rows if row.advantage is not None])
 
 
 def _follow(logged: Sequence[tuple[float, float]]) -> bool | None:
@@ -334,6 +418,8 @@ def _notes(read: _Read, options: Options, unknown: bool) -> list[str]:
     )
     if read.messages:
         notes.append("completions are lists of messages: lengths and answers are taken from the assistant's text")
+    if read.again:
+        notes.append(f"{read.again:,} rows repeat a rollout of an earlier batch and were left out")
     if read.repeated:
         notes.append(f"{read.repeated} files repeat the file before them and were left out")
     if read.undivided:

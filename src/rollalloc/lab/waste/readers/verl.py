@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -29,6 +30,8 @@ from rollalloc.lab.waste.readers.shared import (
     text,
     whole,
 )
+from rollalloc.runs.own import OwnRun, own_run
+from rollalloc.runs.verl_run import is_log
 
 _FIELDS = ("acc", "score")  # fields that may have the reward, the preferred one first
 
@@ -60,7 +63,10 @@ def _read(files: Files, log: Log, options: Options) -> None:
     gathering, seen = Gathering(), set[int]()
     fields = [_Rewards(name) for name in ((options.reward,) if options.reward else _FIELDS)]
     repeated = validation = 0
+    logs = [file for file in files.paths if is_log(file)]
     for file in files:
+        if file in logs:
+            continue
         # An agent's session may have several outputs, each with its own line. The last line has the rollout's result.
         latest: _Row | None = None
         step_of_file = int(file.stem) if file.stem.isdecimal() else None
@@ -85,6 +91,7 @@ def _read(files: Files, log: Log, options: Options) -> None:
             _add(gathering, latest, fields)
         gathering.close()
     log.complete = False
+    log.runs = _own_runs(files.paths, logs)
     # One field for the whole log, because values of two fields cannot be compared.
     used = max(fields, key=lambda each: each.known)
     groups = gathering.groups()
@@ -109,6 +116,16 @@ def _read(files: Files, log: Log, options: Options) -> None:
         "verl dumps what it trains on: groups left out by algorithm.filter_groups or by a recipe of rollalloc are missing, "
         "so the true waste may be higher"
     )
+
+
+def _own_runs(files: Sequence[Path], logs: Sequence[Path]) -> list[OwnRun]:
+    """The run of rollalloc that wrote the dumps, if its checkpoints or its log are among them or in their parent folder.
+
+    After a resume, verl writes a new log. The newest one has the totals of the whole run.
+    """
+    folders = dict.fromkeys(place for file in files for place in (file.parent, file.parent.parent))
+    found = [run for folder in folders for file in logs or (None,) if (run := own_run(folder, file)) is not None]
+    return [max(found, key=lambda run: (run.paid, run.attempts_N is not None))] if found else []
 
 
 def _with(groups: Groups, used: _Rewards) -> Groups:
