@@ -33,8 +33,9 @@ def test_the_shape_of_a_batch_is_what_was_logged_of_it(tmp_path):
     assert (own.groups, own.rows, own.each, own.rows_at) == (3, 12, 4, dict.fromkeys(range(1, 7), 12))
 
 
-def test_an_incomplete_state_is_passed_over_for_the_one_before(tmp_path):
+def test_the_newest_state_counts_and_one_that_is_broken_is_passed_over(tmp_path):
     folder = RUN.trl(tmp_path / "run")
+    Run(recipes.dapo(groups=3, n=4, gen_groups=5)).train(4).trl_checkpoint(folder)
     broken = folder / "checkpoint-12" / "rollalloc" / "checkpoints" / "12"
     broken.mkdir(parents=True)
     (broken / "allocator.safetensors").write_bytes(b"\x00" * 9)

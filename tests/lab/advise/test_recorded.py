@@ -50,6 +50,14 @@ def test_rollouts_without_a_score_are_counted_too(tmp_path):
     assert (count, rollouts - count) == (len(run.reward), run.ended["failed"])
 
 
+def test_groups_that_were_dropped_without_variance_are_missed(tmp_path):
+    """Of DAPO with one group in generation nothing is surplus: only such groups are missing."""
+    run = Run(recipes.dapo(groups=2, n=4, gen_groups=1)).train()
+    assert run.ended.keys() == {"trained", "zero_variance"}
+    log = with_all_rollouts(read_log(run.trl(tmp_path / "run")))
+    assert scored(log)[1] == len(run.reward)
+
+
 @pytest.mark.parametrize("recipe", [recipes.grpo(3, 4), recipes.reinforce(12), recipes.knapsack(groups=3, n=4)])
 def test_a_log_of_all_rollouts_is_used_itself(tmp_path, recipe):
     log = read_log(Run(recipe).train().trl(tmp_path / "run"))
