@@ -39,7 +39,7 @@ def test_the_finding_comes_first_then_the_causes(call, log):
     code, out, _ = call(log)
     assert code == 0
     first = said(out).split(" groups of ")[0]
-    assert "of 768 rollouts taught nothing: 96" in first
+    assert "of 768 rollouts that were trained on taught nothing: 96" in first
     assert first[0].isdigit()
     for words in ("rewards differ", "all right", "all wrong"):
         assert words in said(out)
