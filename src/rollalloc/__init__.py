@@ -7,7 +7,7 @@ allocator = Allocator(recipes.pilot_commit(groups=16, n_pilot=4, n_commit=12, ge
 
 from rollalloc import recipes
 from rollalloc.core.allocator import Allocator, EventError, MetricError, NoProgress, RuleError
-from rollalloc.core.recipe import Budget, Recipe, Replay, Stage
+from rollalloc.core.recipe import Budget, Recipe, Replay, Retire, Stage
 from rollalloc.core.table import PromptTable
 
 __version__ = "0.2.0"
@@ -20,6 +20,7 @@ __all__ = [
     "PromptTable",
     "Recipe",
     "Replay",
+    "Retire",
     "RuleError",
     "Stage",
     "recipes",

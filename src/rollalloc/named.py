@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any
 
 from rollalloc import recipes
-from rollalloc.core.recipe import Recipe
+from rollalloc.core.recipe import Recipe, Retire
 from rollalloc.recipes.shapes import Call, call_of, of_kinds, sized, sizes_for
 from rollalloc.rules.advantages import Deviation
 
@@ -75,6 +75,11 @@ RECIPES: Mapping[str, Callable[..., Recipe]] = {
 }
 # A driver replaces the first kernel by the second, with its framework's kind of standard deviation.
 _OWN_KERNEL, _FRAMEWORKS_KERNEL = "rollalloc.rules.advantages:grpo", "rollalloc.rules.advantages:GRPO"
+# Parameters that every recipe takes by name, beside those of its function; each with its meaning.
+COMMON: Mapping[str, str] = {
+    "retire_at": "success rate in (0, 1] at which a prompt is retired: it is no longer drawn. None: no prompt is retired.",
+    "retire_for": "number of epochs after which a retired prompt is tried again. None: never.",
+}
 _SAY_N = {"n_pilot", "n_commit", "sizes_S"}  # parameters that set the number of rollouts in the stages of a group
 
 
@@ -86,7 +91,8 @@ def make_recipe(name: str, parameters: Mapping[str, Any]) -> Recipe:
             several such names joined by "+", which `recipes.mix` composes. The module is imported, so its code runs.
         parameters: arguments of the recipe function. In a mixture, each function gets the parameters that it knows. The
             stages of Pilot-Commit and racing set the number of rollouts of a group. If another part of the mixture needs
-            n, it gets this number.
+            n, it gets this number. `retire_at` and `retire_for` are accepted for every recipe function: prompts are retired
+            at this success rate, for this number of epochs (`core.recipe.Retire`).
 
     Raises:
         ValueError: the name or a parameter is unknown, a parameter is missing, or n contradicts the stages. For an
@@ -109,7 +115,24 @@ def make_recipe(name: str, parameters: Mapping[str, Any]) -> Recipe:
         takes_n = _takes(parts[part]).get("n")
         needs_n = n is not None and takes_n is not None and takes_n.default is takes_n.empty
         made[part] = _made(part, parts[part], {**parameters, "n": n} if needs_n else parameters)
-    return reduce(recipes.mix, [made[part] for part in parts])
+    return _retiring(reduce(recipes.mix, [made[part] for part in parts]), parameters)
+
+
+def _retiring(recipe: Recipe, parameters: Mapping[str, Any]) -> Recipe:
+    """The recipe with the common parameters `retire_at` and `retire_for`."""
+    level, epochs = (parameters.get(name) for name in COMMON)
+    if level is None and epochs is not None:
+        raise ValueError(
+            f"retire_for={epochs} needs retire_at, the success rate from which a prompt is retired, such as 0.9"
+        )
+    if level is None:
+        return recipe
+    if isinstance(level, bool) or not isinstance(level, (int, float)):
+        raise ValueError(f"retire_at must be a success rate in (0, 1], got {level!r}")
+    try:
+        return recipe.replace(retire=Retire(level=level, epochs=epochs))
+    except ValueError as error:
+        raise ValueError(f"retire_at={level}, retire_for={epochs}: {error}") from None
 
 
 def in_shape(
@@ -162,6 +185,9 @@ def signature_of(name: str) -> Mapping[str, inspect.Parameter]:
             taken.setdefault(key, parameter)
     if "n" in taken and _SAY_N & taken.keys():
         taken["n"] = taken["n"].replace(default=None)  # None: use the number that the stages set
+    if taken:
+        for key in COMMON:
+            taken.setdefault(key, inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=None))
     return taken
 
 

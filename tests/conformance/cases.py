@@ -6,7 +6,7 @@ from math import inf
 import numpy as np
 
 from rollalloc import PromptTable, recipes
-from rollalloc.core.recipe import Replay
+from rollalloc.core.recipe import Replay, Retire
 from rollalloc.predict.predictor import Predictor
 from rollalloc.recipes.foresight import Foresight
 from rollalloc.recipes.mopps import Posterior
@@ -54,6 +54,7 @@ RECIPES = {
     "pilot_commit_streamed": recipes.streamed(PC),
     "pilot_commit_every_round": recipes.pilot_commit(4, 4, 4, 6, pilots="every_round"),
     "pilot_commit_n_effective": recipes.pilot_commit(4, 4, 4, 12, n_effective=2),
+    "grpo_retire": recipes.grpo(4, 4).replace(retire=Retire(level=0.7, epochs=2, least=4)),
     "pilot_commit_reprobe": recipes.pilot_commit(4, 4, 4, 8, reprobe_every=2),
     "grpo_ahead": recipes.streamed(recipes.grpo(4, 4), ahead=2),
     "grpo_sample": recipes.grpo(4, 4, deviation="sample"),

@@ -27,6 +27,8 @@ def test_names_joined_by_plus_are_mixed_and_each_takes_what_it_knows():
         "deviation",
         "m",
         "rule",
+        "retire_at",
+        "retire_for",
     )
 
 

@@ -28,28 +28,33 @@ def recipes(
 
 
 def _list_all() -> None:
-    from rollalloc.named import RECIPES, signature_of
+    from rollalloc.named import COMMON, RECIPES, signature_of
 
     table = Table(show_lines=True)
     for heading in ("recipe", "what it does", "parameters"):
         table.add_column(heading)
     for name, function in RECIPES.items():
         parameters = [
-            key if each.default is each.empty else f"{key}={each.default}" for key, each in signature_of(name).items()
+            key if each.default is each.empty else f"{key}={each.default}"
+            for key, each in signature_of(name).items()
+            if key not in COMMON
         ]
         summary, _, _ = (inspect.getdoc(function) or "").partition("\n")
         table.add_row(name, summary, ", ".join(parameters))
     console = Console()
     console.print(table)
-    console.print("rollalloc recipes NAME explains a recipe's parameters.", markup=False)
+    console.print(
+        f"rollalloc recipes NAME explains a recipe's parameters. Every recipe also takes {' and '.join(COMMON)}.",
+        markup=False,
+    )
 
 
 def _explain(name: str) -> None:
-    from rollalloc.named import functions_of, signature_of
+    from rollalloc.named import COMMON, functions_of, signature_of
 
     parameters = signature_of(name)
     console = Console()
-    explained: dict[str, str] = {}
+    explained = dict(COMMON)
     for part, function in functions_of(name).items():
         console.print(f"{part}: {_before_arguments(function)}\n", markup=False, highlight=False)
         for key, text in explained_parameters(function).items():

@@ -62,7 +62,13 @@ def _remedies(run: Run) -> list[str]:
     """List the reasons why prompts cannot be drawn, each with the number of prompts and what to change."""
     evicted, quarantined = run.pool.evicted(), len(run.statistics.with_fate(QUARANTINED))
     remedies: list[str] = []
-    if evicted:
+    retire = run.recipe.retire
+    if evicted and retire is not None:
+        remedies.append(
+            f"{evicted:,} are retired or evicted, because their success rate has reached {retire.level:g}: train on harder "
+            "prompts, raise the level (retire_at), or try such prompts again sooner (retire_for, in epochs)"
+        )
+    elif evicted:
         remedies.append(
             f"{evicted:,} are evicted as solved: if they are solved, train on harder prompts; otherwise require more "
             "evidence before a prompt is evicted (pilot_commit's p_solve=0.9, confidence=0.95), pilot evicted prompts "

@@ -318,6 +318,8 @@ def close(run: Run, group: Group, phase: Phase, fate: str, until: Until) -> None
     if quarantined:
         run.pool.bar(group.prompt)
     else:
+        if run.recipe.retire is not None and group.done:
+            until = run.recipe.retire.until(run.statistics.record(group.prompt), until)
         run.pool.give_back(group.prompt, until, group.epoch, run.version)
 
 

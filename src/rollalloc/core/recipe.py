@@ -12,6 +12,7 @@ import numpy as np
 
 from rollalloc.core.events import Row
 from rollalloc.core.packing import describe
+from rollalloc.core.prompt_pool import Epochs, Until
 from rollalloc.core.rule import (
     AdvantageRule,
     BatchRule,
@@ -25,6 +26,7 @@ from rollalloc.core.rule import (
     StopRule,
     called,
 )
+from rollalloc.core.statistics import Record
 
 _MOST_FAILURES = 255  # the statistics store this count in one byte
 
@@ -65,6 +67,54 @@ class Replay:
         """
         young = version - row.version <= self.max_staleness
         return young and (self.times is None or row.replays < self.times) and row.advantage > self.above
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retire:
+    """Do not draw a prompt again whose recorded success rate has reached a level. ScaleRL, arXiv 2510.13786.
+
+        1 - recent_failures / recent_attempts ≥ level  and  attempts ≥ least        (see `Record`)
+
+    In this rate, an attempt counts half after 64 later attempts on the same prompt, so that failures of the untrained
+    policy lose their influence. Other reasons for which a prompt is not drawn still hold.
+
+    Attributes:
+        level: success rate from which a prompt is retired, in (0, 1].
+        epochs: the prompt is tried again after this number of epochs, counted from its last draw; at least 1. It is retired
+            again if its rate has still reached the level. None: never, as in the paper.
+        least: number of scored rollouts that a prompt must have, in all its visits, before it can be retired; at least 1.
+
+    Raises:
+        ValueError: a number is out of its range.
+    """
+
+    level: float = 0.9
+    epochs: int | None = None
+    least: int = 8
+
+    def __post_init__(self) -> None:
+        if not 0 < self.level <= 1:
+            raise ValueError(f"level must be a success rate in (0, 1], got {self.level!r}")
+        if self.epochs is not None:
+            at_least("epochs", self.epochs, 1, "None: a retired prompt is never tried again")
+        at_least("least", self.least, 1)
+
+    def until(self, record: Record, otherwise: Until) -> Until:
+        """When a prompt with this record may be drawn again. `otherwise`: the answer if it is not retired."""
+        few = record.attempts < self.least
+        if few or record.recent_failures > (1 - self.level) * record.recent_attempts + _ROUNDING:
+            return otherwise
+        if isinstance(otherwise, Epochs) and _longer(otherwise.count, self.epochs):
+            return otherwise
+        return Epochs(self.epochs)
+
+
+_ROUNDING = 1e-3  # rounding error of recent counts, which are stored as float16
+
+
+def _longer(one: int | None, other: int | None) -> bool:
+    """Whether one number of epochs is more than another; None is for ever."""
+    return one is None or (other is not None and one > other)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +188,7 @@ class Recipe:
             failed; in [1, 255]. None: every prompt is tried again.
         over_batch: a rule that changes the advantages over the whole batch. None: no change.
         replay: whether and how rows of earlier batches are trained on again. None: no replay.
+        retire: whether and when prompts with a high success rate are no longer drawn. None: no prompt is retired.
 
     Raises:
         TypeError: a slot does not hold a rule with the base class of the slot, or a rule has no stable description.
@@ -157,6 +208,7 @@ class Recipe:
     quarantine_after: int | None
     over_batch: BatchRule | None = None
     replay: Replay | None = None
+    retire: Retire | None = None
 
     def __post_init__(self) -> None:
         at_least("groups", self.groups, 1)
@@ -238,7 +290,8 @@ class Recipe:
     @cached_property
     def rate_readers(self) -> tuple[str, ...]:
         """The `repr` of every rule that reads the metric as a success rate. Such rules need metrics in [0, 1]."""
-        return tuple(repr(rule) for rule in self.rules if rule.traits.reads_rate)
+        retire = () if self.retire is None else (repr(self.retire),)
+        return (*(repr(rule) for rule in self.rules if rule.traits.reads_rate), *retire)
 
     @cached_property
     def group_rows(self) -> int | None:

@@ -55,7 +55,7 @@ class Run:
         self.reads_rate = bool(recipe.rate_readers)
         self.patient_S = tuple(stage.judge.traits.waits_for_all for stage in recipe.stages)
         self.version = 0
-        recent = any(stage.judge.traits.reads_recent for stage in recipe.stages)
+        recent = recipe.retire is not None or any(stage.judge.traits.reads_recent for stage in recipe.stages)
         self.statistics = PromptStatistics(len(table), recent=recent)
         self.pool = PromptPool(len(table))
         self.memory = _checked_memory(recipe.prompts, recipe.prompts.init(table))
