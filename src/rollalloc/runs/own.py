@@ -145,7 +145,8 @@ def _states(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     for path, inside in places:
         try:
             state = inside(_read(path))
-            _accounts(state), _records(state)  # it has what is needed
+            for needed in (_accounts, _records):
+                needed(state)
         except _UNREADABLE:  # it is not there, incomplete, or of another version
             continue
         named = path.relative_to(folder)
