@@ -4,9 +4,9 @@ python benchmarks/crossmatch.py FILE...
 
 Each ground truth is written in five spellings, which must be right: in a box, as another author would write it, in a box of
 another kind, as a decimal (numbers only), and in a sentence without a box. And it is changed into five near misses, which
-must be wrong: the first digit, the sign, what ends it, a fraction upside down, and the next ground truth of the set. A file
-is one that `rollalloc data prepare` writes, or JSON: a list of texts. What is not as it should be is printed to the standard
-error.
+must be wrong: the first digit (or the letter of a choice), the sign, what ends it, a fraction upside down, and the next
+ground truth of the set. A file is one that `rollalloc data prepare` writes, or JSON: a list of texts. What is not as it
+should be is printed to the standard error.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ import pyarrow.parquet
 
 from rollalloc.rewards.function import Outcome, Sample, Scored, load_reward, score_sample
 from rollalloc.rewards.notation import as_number
-from rollalloc.rewards.spelling import is_text, plain
+from rollalloc.rewards.spelling import choice_of_truth, is_text, plain
 
 _FRACTION = re.compile(r"\\[dt]?frac\{([^{}]+)\}\{([^{}]+)\}")
 _RELATION = re.compile(
-    r"[=<>,:]|\\(?:pm|mp|leq?|geq?|in|cup|cap|text|mbox|begin|infty|emptyset)(?![a-zA-Z])|^[(\[\\]\{?$"
+    r"[=<>,:]|\\(?:pm|mp|leq?|geq?|in|cup|cap|text|mbox|begin|fbox|infty|emptyset)(?![a-zA-Z])|^[(\[\\]\{?$"
 )
 
 
@@ -81,7 +81,9 @@ SPELLINGS: dict[str, Callable[[str], str | None]] = {
 
 
 def other_digit(truth: str) -> str | None:
-    """With another first digit."""
+    """With another first digit; of a multiple choice, with another letter."""
+    if letter := choice_of_truth(truth):
+        return f"({chr((ord(letter) - ord('A') + 1) % 26 + ord('A'))})"
     changed = re.sub(r"[0-9]", lambda match: str(int(match[0]) % 9 + 1), truth, count=1)
     return changed if changed != truth else None
 
@@ -95,9 +97,11 @@ def other_sign(truth: str) -> str | None:
 
 
 def cut_short(truth: str) -> str | None:
-    """Without its last member, word or digit."""
+    """Without its last member, word or digit; None for a multiple choice, of which only the letter counts."""
+    if choice_of_truth(truth) or "." in truth:
+        return None
     for pattern in (r",[^,(){}\[\]]+(?=[)}\]\\]*$)", r"(?<=[a-z]) [a-z]+$", r"(?<=[1-9])[0-9](?=$)(?<!\.[0-9])"):
-        if (match := re.search(pattern, truth)) and "." not in truth:
+        if match := re.search(pattern, truth):
             return truth[: match.start()] + truth[match.end() :]
     return None
 

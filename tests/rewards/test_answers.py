@@ -1,7 +1,9 @@
 """Finding answers in completions, and comparing them as text, as numbers and as mathematics."""
 
+import importlib.util
 import sys
 from fractions import Fraction
+from pathlib import Path
 from threading import Thread
 
 import pytest
@@ -381,6 +383,42 @@ def test_of_a_choice_with_words_the_letter_counts(math, answer, chosen):
     assert ask(math.required, f"\\boxed{{{answer}}}", "A") == expected
     assert ask(math.compute_score, f"We look at each. The answer is {answer}", "A") == expected
     assert ask(math.compute_score, f"**ANSWER:** {answer}", "A") == expected
+
+
+@pytest.fixture(scope="module")
+def crossmatch():
+    """The module that makes the cross-match table."""
+    path = Path(__file__).parents[2] / "benchmarks/crossmatch.py"
+    spec = importlib.util.spec_from_file_location("crossmatch", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("form", GROUND_TRUTHS)
+def test_a_ground_truth_is_right_in_five_spellings_and_its_near_misses_are_wrong(math, crossmatch, form):
+    truth = GROUND_TRUTHS[form][0]
+    for spell in crossmatch.SPELLINGS.values():
+        assert (text := spell(truth)) is None or ask(math.compute_score, text, truth) == RIGHT, text
+    for change in crossmatch.NEAR_MISSES.values():
+        assert (near := change(truth)) is None or ask(math.compute_score, f"\\boxed{{{near}}}", truth) == WRONG, near
+
+
+def test_near_misses_are_what_their_names_say(crossmatch):
+    nears = {
+        truth: [change(truth) for change in crossmatch.NEAR_MISSES.values()]
+        for truth in ("-12", r"\frac{3}{4}", "(1,2)", "C", "0", "east")
+    }
+    assert nears == {
+        "-12": ["-22", "12", "-1", r"\frac{1}{-12}"],
+        r"\frac{3}{4}": [r"\frac{4}{4}", r"-\frac{3}{4}", None, r"\frac{4}{3}"],
+        "(1,2)": ["(2,2)", None, "(1)", None],
+        "C": ["(D)", "-C", None, None],
+        "0": ["1", None, None, None],
+        "east": [None, None, None, None],
+    }
 
 
 BOXES = {  # a right answer, by what is asked for
