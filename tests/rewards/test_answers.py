@@ -279,6 +279,7 @@ GROUND_TRUTHS = {  # forms in which public sets write them, each in another spel
     "absolute value": ("|x|", r"\sqrt{x^2}", "x"),
     "root of a square": (r"\sqrt{x^2}", "|x|", "x"),
     "logarithm of an absolute value": (r"2\ln|x|", r"2\ln\left|x\right|", r"2\ln x"),
+    "unknown names": (r"\frac{1}{3} E_{1}+\frac{2}{3} E_{2}", r"\frac13E_1+\frac23E_2", r"\frac{2}{3}"),
     "box of another kind": (r"\fbox{17}", "17", "71"),
     "point": (r"\left( 3, \frac{\pi}{2} \right)", r"(3,\pi/2)", r"(\frac{\pi}{2}, 3)"),
     "hundreds": ("(100,200,300)", "(100, 200, 300)", "(100, 300, 200)"),

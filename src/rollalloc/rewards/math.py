@@ -97,7 +97,7 @@ class MathVerify:
             return same_number(number, gold.number, _rounded if _may_be_rounded(number, gold.number) else eq)
         if _refused(gold.plain, text):
             return False
-        return self._any_equal(gold.parsed, _parse(_in_box(in_latex(answer)), self.timeout_s))
+        return self._any_equal(gold.parsed, _parse_formula(in_latex(answer), self.timeout_s))
 
     def _is_right_in_text(self, gold: _Gold, text: str) -> bool:
         """Whether a text without a box gives the right answer."""
@@ -154,7 +154,7 @@ class _Gold:
     @cached_property
     def parsed(self) -> list[Any]:
         """The result of math-verify's parser. Raise ValueError if it finds nothing."""
-        parsed = _parse(_in_box(in_latex(self._text)), self._timeout_s)
+        parsed = _parse_formula(in_latex(self._text), self._timeout_s)
         if not parsed:
             raise ValueError(f"ground truth {short(self._text)} cannot be parsed by math-verify")
         return parsed
@@ -301,8 +301,21 @@ def _stated(text: str) -> list[str]:
     return stated
 
 
+_INDEXED = re.compile(r"(?<![a-zA-Z\\])[a-zA-Z]_")  # a letter with an index, but not \log_
+
+
 def _parse(text: str, timeout_s: int) -> list[Any]:
     return _within(timeout_s, partial(parse, text, parsing_timeout=timeout_s, raise_on_error=True)) or []
+
+
+def _parse_formula(latex: str, timeout_s: int) -> list[Any]:
+    """The result of math-verify's parser for an answer alone.
+
+    Of a formula that it cannot parse, math-verify takes the last number: 2/3 of E_1/3 + 2E_2/3. A formula with indexed
+    letters is no number, so that only its text is kept then.
+    """
+    parsed = _parse(f"\\boxed{{{latex}}}", timeout_s)
+    return [one for one in parsed if not isinstance(one, sympy.Number)] if _INDEXED.search(latex) else parsed
 
 
 def _within(timeout_s: int, call: Callable[[], Any]) -> Any:
@@ -315,10 +328,6 @@ def _within(timeout_s: int, call: Callable[[], Any]) -> Any:
         raise
     except Exception:
         return None
-
-
-def _in_box(text: str) -> str:
-    return f"\\boxed{{{text}}}"
 
 
 compute_score = MathVerify()
