@@ -9,7 +9,7 @@ from rollalloc import Allocator, MetricError, Retire, recipes
 from rollalloc.core.events import Done
 from rollalloc.core.prompt_pool import NEVER, NEXT_EPOCH, NOW, Epochs
 from rollalloc.core.statistics import Record
-from rollalloc.named import RECIPES, make_recipe, parameters_of
+from rollalloc.named import RECIPES, make_recipe, name_of, parameters_of
 
 
 def record(attempts, failures):
@@ -103,6 +103,7 @@ def test_every_recipe_takes_it_by_name(name):
     made = make_recipe(name, given | {"retire_at": 0.8, "retire_for": 5})
     assert made == make_recipe(name, given).replace(retire=Retire(level=0.8, epochs=5))
     assert make_recipe(name, given).retire is None
+    assert name_of(made.description) == name_of(make_recipe(name, given).description)
 
 
 @pytest.mark.parametrize(
