@@ -3,12 +3,14 @@
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("verifiers.v1", reason="needs pip install 'rollalloc[environments]'")
 
 from rollalloc.data.prompts import load_prompts
+from rollalloc.rewards import environment
 from rollalloc.rewards.environment import REWARD
 from rollalloc.rewards.function import Sample, Scored, Unscored, load_reward, score_sample
 from rollalloc.rewards.scorers import WorkerScorer
@@ -62,6 +64,21 @@ def test_a_rubric_that_raises_gives_no_score(make):
     outcome = score_sample(load_reward(REWARD), samples("crash")[0])
     assert isinstance(outcome, Unscored)
     assert "crash" in outcome.reason
+
+
+@pytest.mark.parametrize(("given", "expected"), [({"a": None, "b": None}, None), ({"a": None, "b": 0.0}, 0.0)])
+def test_where_no_reward_has_a_value_there_is_no_score(monkeypatch, given, expected):
+    """verifiers' own sum is 0 in both cases."""
+
+    async def score(trace, runtime):
+        rewards = {name: value if value is None else SimpleNamespace(score=value) for name, value in given.items()}
+        trace.rewards, trace.metrics, trace.reward = rewards, {"length": 3.0}, 0.0
+
+    monkeypatch.setattr(environment, "_task", lambda *of: SimpleNamespace(score=score))
+    monkeypatch.setattr(environment, "_trace", lambda task, completion: SimpleNamespace())
+    sample = Sample("rubric", "an answer", "", {environment.NAME: "any", environment.TASK: "{}"})
+    outcome = score_sample(load_reward(REWARD), sample)
+    assert (outcome.reward if isinstance(outcome, Scored) else None) == expected
 
 
 def test_it_scores_in_the_workers(make):

@@ -278,3 +278,33 @@ def test_of_several_steps_a_batch_each_counts_its_share_of_the_rows(tmp_path):
     """A batch of 16 rows, in two steps: a step keeps at most 2 of a window of 10 rows, from the third step on."""
     trainer, seen = run(tmp_path, window=10, max_steps=4, num_iterations=2)
     torch.testing.assert_close(flat(trainer.model), mean_of(seen, most_kept=0.2))
+
+
+class Begin(TrainerCallback):
+    """The weights with which each call of `train` takes its first step."""
+
+    def __init__(self) -> None:
+        self.seen: list[torch.Tensor] = []
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, *, model: Any, **_: Any) -> None:
+        self.first = True
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, *, model: Any, **_: Any) -> None:
+        if self.first:
+            self.seen.append(flat(model))
+        self.first = False
+
+
+def test_a_second_call_of_train_goes_on_from_what_was_trained_not_from_the_mean(tmp_path):
+    trainer, trained = run(tmp_path, max_steps=2)
+    trainer.add_callback(begin := Begin())
+    trainer.train()
+    assert not torch.allclose(mean_of(trained), trained[-1])
+    assert torch.equal(begin.seen[0], trained[1])
+
+
+def test_a_trainer_that_has_trained_resumes_with_the_checkpoints_mean(tmp_path):
+    trainer, _ = run(tmp_path, max_steps=3, save_strategy="steps", save_steps=1)
+    mean = flat(trainer.model)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    torch.testing.assert_close(flat(trainer.model), mean)
