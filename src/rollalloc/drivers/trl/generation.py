@@ -188,9 +188,11 @@ class Generator:
                 self._by_vllm([], most)
 
     def _sync(self) -> None:
-        """Send the weights to vLLM, at most once per step."""
+        """Send the weights to vLLM, at most once per step. Under Unsloth, vLLM may share the trainer's own weights."""
         if self._synced_at != self.trainer.state.global_step:
-            self.trainer.vllm_generation.sync_weights()
+            engine = getattr(self.trainer.vllm_generation, "llm", None)
+            if not getattr(engine, "shared_weights", False):
+                self.trainer.vllm_generation.sync_weights()
             self._synced_at = self.trainer.state.global_step
 
     def _by_vllm(self, prompts: Sequence[Tokens], most: int) -> tuple[list[Tokens], list[NDArray[np.float32]]]:

@@ -6,10 +6,11 @@ import inspect
 from collections.abc import Mapping, Sequence
 from math import isnan, nan
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from accelerate.utils import gather
+from torch.nn import Module
 from trl import GRPOConfig, GRPOTrainer
 
 from rollalloc.core.events import Batch
@@ -30,10 +31,12 @@ from rollalloc.drivers.trl.figures import (
 )
 from rollalloc.drivers.trl.finite import FiniteTraining
 from rollalloc.drivers.trl.generation import Generator
+from rollalloc.drivers.trl.loss_check import LossCheck
 from rollalloc.drivers.trl.movement import Movement
 from rollalloc.drivers.trl.rewards import RewardFunctions
 from rollalloc.drivers.trl.rollout import Rollout
 from rollalloc.drivers.trl.tensors import training_inputs
+from rollalloc.drivers.trl.unsloth import check_patch, is_unsloths, laid_out, padded_by
 from rollalloc.named import signature_of
 from rollalloc.runs.trl_log import ROLLOUT
 
@@ -48,7 +51,8 @@ class AllocatedGRPOTrainer(GRPOTrainer):
 
     The class depends on TRL's private interface. It overrides `_generate_and_score_completions`, `_generate_single_turn`,
     `_tokenize_prompts`, `_save_checkpoint`, `_load_best_model` and `_calculate_rewards`, and writes to `_metrics` and
-    `_logs`. TRL's own loop calls the tools.
+    `_logs`. TRL's own loop calls the tools. The class also works where Unsloth has patched TRL. Whatever computes the loss,
+    it is checked on the first rows of a run, before anything is trained.
 
     Args:
         *positional: arguments of `GRPOTrainer`. Keyword arguments that are not listed here also go to `GRPOTrainer`.
@@ -71,9 +75,12 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         averaging: generate, evaluate and save with an average of the weights over at most this number of recent rows. The
             average begins after 2 · `averaging` rows. rollalloc's own trainer uses 640. Every process needs the whole model
             in float32, and memory for a second copy of the trained weights. 0: no averaging.
+        check_loss: True: before the first optimizer step of each call of `train`, check that the trainer's own loss is that
+            of the rows (`LossCheck`). False: do not check.
 
     Raises:
         FileNotFoundError: the file of features does not exist.
+        ImportError: TRL was patched after this class was imported.
         TypeError: the data set cannot be indexed, or `recipe` is neither a recipe nor a name.
         ValueError: the recipe or the driver does not support a setting; the message says which, and what to do.
     """
@@ -91,9 +98,11 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         accept_data: bool = False,
         notices: bool = True,
         averaging: int = 0,
+        check_loss: bool = True,
         **named: Any,
     ) -> None:
         given = inspect.signature(GRPOTrainer).bind_partial(*positional, **named).arguments
+        check_patch(type(self), given.get("model"), given.get("args") or GRPOConfig)
         checks.check_arguments(given)
         if isinstance(recipe, str):
             signature_of(recipe)  # an unknown name raises an error here, before the model is loaded
@@ -134,6 +143,7 @@ class AllocatedGRPOTrainer(GRPOTrainer):
             tools=given.get("tools"),
             environment_factory=given.get("environment_factory"),
         )
+        self._loss_check = LossCheck(self, self._generator, wanted=check_loss)
         checks.check_stops(recipe, self._generator.can_stop)
         if recipe.reads_kl:
             self.allocation.movement = Movement(self._generator)
@@ -167,6 +177,7 @@ class AllocatedGRPOTrainer(GRPOTrainer):
             check_prompts(self)
             self._prompts_checked = True
         self._generator.begin()
+        self._loss_check.begin()
         return super().train(resume, *more, **other)
 
     def evaluate(self, *given: Any, **named: Any) -> Any:
@@ -189,12 +200,27 @@ class AllocatedGRPOTrainer(GRPOTrainer):
             self._finite.check_before_saving()
             super().save_model(*given, **named)
 
-    def compute_loss(self, model: Any, *given: Any, **named: Any) -> Any:
-        """Compute TRL's loss. In training, it is checked before the optimizer steps on it."""
-        loss = super().compute_loss(model, *given, **named)
-        if model.training:
-            self._finite.see(loss)
-        return loss
+    def compute_loss(self, model: Any, inputs: Any, *given: Any, **named: Any) -> Any:
+        """Compute the loss as TRL, or what patched it, does.
+
+        In training, it is checked before the optimizer steps on it. The first rows of a run also show whether it is the
+        loss of these rows.
+        """
+        own, trained = super().compute_loss, cast("Module", self.model)
+        if not trained.training:
+            return own(model, inputs, *given, **named)
+
+        def loss(rows: dict[str, Any]) -> Any:
+            if not is_unsloths(self):
+                return own(model, rows, *given, **named)
+            laid, pad = laid_out(self, rows)
+            with padded_by(self, pad):
+                return own(model, laid, *given, **named)
+
+        self._loss_check(inputs, loss)
+        made = loss(inputs)
+        self._finite.see(made)
+        return made
 
     def _save_checkpoint(self, *given: Any, **named: Any) -> None:
         """Save the recipe's state, then TRL's part of the checkpoint."""
