@@ -10,6 +10,7 @@
 # make installs  resolves every install command that README, guides, recipes and this file show, for each Python; installs nothing
 # make released  sets up .venv-verl and compares the runs of recipes/verl with the released scripts' values
 # make site   sets up .venv-docs and builds the guides and the API reference into site/, strictly
+# make test-unsloth  sets up .venv-unsloth (3 GB) and trains tiny models under Unsloth's patch of TRL on CPUs
 # make verl-demo  sets up .venv-verl (4 GB) and trains a tiny model with verl, Ray, FSDP2 and vLLM on CPUs under Pilot-Commit
 # make verl-test  sets up .venv-verl and runs the tests with the real verl, about 20 minutes; ONLY=... some of them
 
@@ -25,8 +26,9 @@ UNIT   := $(addprefix tests/,core rules predict conformance recipes rewards/test
 	--ignore tests/predict/test_worlds.py
 
 VERL   := .venv-verl/bin/python -m pip --quiet --disable-pip-version-check
+UNSLOTH := .venv-unsloth/bin/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: demo demo-all laptop test test-e2e test-arithmetic mutants test-trl-oldest test-trl-vllm check types bench package installs released site clean verl-demo verl-test
+.PHONY: demo demo-all laptop test test-e2e test-arithmetic mutants test-trl-oldest test-trl-vllm test-unsloth check types bench package installs released site clean verl-demo verl-test
 
 # torch first and by itself, so that what needs it takes this one. Where pip would fetch the build with several GB of CUDA,
 # TORCH="torch==2.13.0 --index-url <address of PyTorch's CPU wheels, from its install page>" takes the one without.
@@ -86,6 +88,18 @@ test-trl-vllm: .trl-vllm/ready
 	$(VERL) install --no-deps --target .trl-vllm trl==1.16.0
 	touch .trl-vllm/ready
 
+# Unsloth's operators for images do not match the CPU build of PyTorch. UNSLOTH_COMPILE_DISABLE and others: see the tests' conftest.
+.venv-unsloth/ready: pyproject.toml constraints/unsloth-cpu.txt
+	$(PYTHON) -m venv .venv-unsloth
+	$(UNSLOTH) install $(TORCH)
+	$(UNSLOTH) install --constraint constraints/unsloth-cpu.txt unsloth --editable '.[trl]' hypothesis pytest pytest-timeout
+	$(UNSLOTH) uninstall --yes torchvision
+	touch .venv-unsloth/ready
+
+test-unsloth: .venv-unsloth/ready
+	PYTHONPATH=src .venv-unsloth/bin/python -m pytest tests/drivers/unsloth $(if $(ONLY),-k "$(ONLY)")
+	PYTHONPATH=src .venv-unsloth/bin/python examples/unsloth_reinforce.py
+
 check: .venv/ready
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
@@ -136,4 +150,4 @@ verl-test: .venv-verl/ready
 	.venv-verl/bin/python -m pytest tests/drivers/verl $(if $(ONLY),-k "$(ONLY)")
 
 clean:
-	rm -rf .venv .venv-docs .venv-verl .trl-1.0 .trl-vllm site runs/demo runs/demo-all runs/demo-profile runs/verl-demo runs/smollm2 runs/chat runs/laptop
+	rm -rf .venv .venv-docs .venv-verl .venv-unsloth unsloth_compiled_cache .trl-1.0 .trl-vllm site runs/demo runs/demo-all runs/demo-profile runs/verl-demo runs/smollm2 runs/chat runs/laptop

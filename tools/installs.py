@@ -32,7 +32,14 @@ PYTHONS = tuple(name.rpartition(" ")[2] for name in PROJECT["classifiers"] if ":
 PAGES = ("README.md", "CONTRIBUTING.md", "docs/*.md", "recipes/**/*.md", "recipes/**/Containerfile")
 PAGES += ("examples/**/*", "constraints/*.txt")
 # Environments of the Makefile: `make --dry-run` prints their commands with the variables filled in.
-ENVIRONMENTS = (".venv/ready", ".venv-docs/ready", ".venv-verl/ready", ".trl-1.0/ready", ".trl-vllm/ready")
+ENVIRONMENTS = (
+    ".venv/ready",
+    ".venv-docs/ready",
+    ".venv-verl/ready",
+    ".venv-unsloth/ready",
+    ".trl-1.0/ready",
+    ".trl-vllm/ready",
+)
 COMMAND = re.compile(
     r"(?:\b(python3\.\d+)\b.*)?(?:^|[`\s/])pip3?(?: -[-\w]+)* (?:install|download) ([^`\n#]+)", re.MULTILINE
 )

@@ -75,6 +75,11 @@ class Remote:
             raise ValueError(
                 f"ahead={self.ahead} needs concurrency to be set: without it, sampling waits for each update"
             )
+        if self.loss == "stable_reinforce":
+            raise ValueError(
+                'loss="stable_reinforce" is not supported: it trains only on sequences that the service recorded in this '
+                "session, and a recipe may train on rows of an earlier one; use 'ppo' or 'cispo', which clip"
+            )
         if self.loss not in get_args(LossName):
             raise ValueError(f"loss must be one of {', '.join(get_args(LossName))}, got {self.loss!r}")
         if not 0 < self.request_seconds < inf:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from inspect import signature
 from typing import Any
 
 _OWN = ("trl", "transformers", "rollalloc")
@@ -30,6 +32,16 @@ def origin(trainer: Any) -> str:
     if not others:
         return "No class of the trainer is patched: the loss is TRL's own, of a release that rollalloc does not know"
     return f"Not TRL's own: {', '.join(dict.fromkeys(others))}"
+
+
+def arguments_of(kind: type, positional: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments by the names that TRL's `__init__` gives them, even if a wrapper of it hides its parameters."""
+    own = next(
+        vars(base)["__init__"]
+        for base in kind.__mro__
+        if "__init__" in vars(base) and "train_dataset" in signature(vars(base)["__init__"]).parameters
+    )
+    return signature(own).bind_partial(None, *positional, **named).arguments
 
 
 def _ours(base: type) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from math import isnan, nan
 from pathlib import Path
@@ -33,6 +32,7 @@ from rollalloc.drivers.trl.finite import FiniteTraining
 from rollalloc.drivers.trl.generation import Generator
 from rollalloc.drivers.trl.loss_check import LossCheck
 from rollalloc.drivers.trl.movement import Movement
+from rollalloc.drivers.trl.origin import arguments_of
 from rollalloc.drivers.trl.rewards import RewardFunctions
 from rollalloc.drivers.trl.rollout import Rollout
 from rollalloc.drivers.trl.tensors import training_inputs
@@ -101,7 +101,7 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         check_loss: bool = True,
         **named: Any,
     ) -> None:
-        given = inspect.signature(GRPOTrainer).bind_partial(*positional, **named).arguments
+        given = arguments_of(GRPOTrainer, positional, named)
         check_patch(type(self), given.get("model"), given.get("args") or GRPOConfig)
         checks.check_arguments(given)
         if isinstance(recipe, str):
