@@ -38,8 +38,8 @@ def correct(completions: list[str], answer: list[str], **_: object) -> list[floa
 
 
 def tiny(folder: str) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
-    """A random model that knows the words of these sums, saved and loaded again, as a model from the hub would be."""
-    tokenizer = word_tokenizer([*map(str, range(19)), "+"])
+    """A random model over the numbers to 99, saved and loaded again, as a model from the hub would be."""
+    tokenizer = word_tokenizer([*map(str, range(100)), "+"])
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
     words = len(tokenizer)
     LlamaForCausalLM(LlamaConfig(vocab_size=words, max_position_embeddings=64, **sizes)).save_pretrained(folder)
