@@ -46,7 +46,8 @@ def furnish(folder: Path) -> None:
     write_rows(folder / "trl.parquet", [{"prompt": f"{n} + 1", "solution": str(n + 1)} for n in range(3)])
     furnish_curriculum(folder)
     verl = {"step": 1, "data": {"val-core/openai/gsm8k/acc/mean@1": 0.5}}
-    (folder / "rollalloc").mkdir()
+    for name in ("rollalloc", "runs/a", "runs/b"):
+        (folder / name).mkdir()
     (folder / "rollalloc" / "grpo.jsonl").write_text(json.dumps(verl) + "\n")
     for name in ("my_package/rewards.py", "my_reward.py"):
         (folder / name).parent.mkdir(exist_ok=True)

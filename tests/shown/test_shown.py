@@ -55,7 +55,7 @@ BEGINS = {
     "compare": ["rollalloc.lab.bench.compare.compare"],
     "bench": ["rollalloc.lab.bench.leaderboard.run_leaderboard"],
     "model": ["rollalloc.models.pretrained.make_model"],
-    "report": ["rollalloc.lab.report.page.sections", "rollalloc.runs.verl_run.read_verl_run"],
+    "report": ["rollalloc.runs.discovery.comparisons", "rollalloc.runs.verl_run.read_verl_run"],
     "simulate": ["rollalloc.lab.simulate.simulation.simulate"],
     "advise": [
         "rollalloc.lab.waste.readers.read_log",
