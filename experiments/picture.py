@@ -1,10 +1,11 @@
-"""README's picture of what allocation is: one batch by each of three recipes, on the same twelve prompts.
+"""README's picture of what allocation is: forty rollouts by each of three recipes, on the same twelve prompts.
 
     python experiments/picture.py docs/allocation.png
 
-The allocator itself decides; only the rewards are drawn, each with its prompt's success rate. GRPO and REINFORCE
-are given 24 rollouts, Pilot-Commit as many as a batch takes. A rollout teaches if it is in the batch with an advantage
-other than 0: GRPO and Pilot-Commit compare it with the others of its prompt, REINFORCE with the others of its batch.
+The allocator itself decides; only the rewards are drawn, each with its prompt's success rate. Each recipe pays forty
+rollouts: GRPO and Pilot-Commit in one batch, REINFORCE in four. A rollout teaches if it is in the batch with an
+advantage other than 0: GRPO and Pilot-Commit compare it with the others of its prompt, REINFORCE with the others of its
+batch.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from rollalloc.core.events import Done, Updated
 # Pass rates as RL meets them: most prompts are solved or hopeless, few are between.
 PASS_RATES = (1.0, 1.0, 1.0, 0.97, 0.75, 0.5, 0.3, 0.03, 0.0, 0.0, 0.0, 0.0)
 SEED = 0
-RIGHT, WRONG, IDLE = "#1a7f5a", "#c2452d", "#c9ced6"
+RIGHT, WRONG, IDLE = "#0072b2", "#d55e00", "#c9ced6"  # safe for colour-blind readers
+PAID = 40  # rollouts of each recipe
 
 
 @dataclass
@@ -80,12 +82,15 @@ def draw(axes: Axes, title: str, sampled: list[Sampled]) -> None:
 
 def main(path: Path) -> None:
     batches = {
-        "GRPO: 6 prompts, 4 each": one_batch(recipes.grpo(groups=6, n=4)),
-        "REINFORCE: 1 each, two batches": one_batch(recipes.reinforce(groups=12), batches=2),
+        "GRPO: 10 prompts, 4 each": one_batch(recipes.grpo(groups=10, n=4)),
+        "REINFORCE: 10 prompts, 1 each, four batches": one_batch(recipes.reinforce(groups=10), batches=4),
         "Pilot-Commit: 2 each, 4 more where they differ": one_batch(
             recipes.pilot_commit(groups=4, n_pilot=2, n_commit=4, gen_groups=12)
         ),
     }
+    paid = {title: len(sampled) for title, sampled in batches.items()}
+    if set(paid.values()) != {PAID}:
+        raise SystemExit(f"expected {PAID} rollouts of each recipe, got {paid}")
     figure, axes = plt.subplots(1, 3, figsize=(10, 3.7), sharey=True)
     for panel, (title, sampled) in zip(axes, batches.items(), strict=True):
         draw(panel, title, sampled)

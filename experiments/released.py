@@ -391,6 +391,26 @@ def show(out: Path, tasks: Path) -> None:
             print(f"| {pool} | {arm} | {len(pairs)} | {cells} |")
 
 
+IN_WORDS = {  # the arms of the figure
+    "pc6": "Pilot-Commit, 6 steps",
+    "pc4": "Pilot-Commit, 4 steps",
+    "pc6 raw": "Pilot-Commit, stale rows count as new",
+    "pc6 queue": "Pilot-Commit, oldest groups first",
+    "pc16": "Pilot-Commit, groups of 16",
+    "dapo": "DAPO",
+    "default": "Pilot-Commit, our defaults",
+}
+
+
+def _in_words(pool: str) -> str:
+    """The name of a pool for the figure, such as "A: 35% hopeless, 35% between, 20% solved"."""
+    letter = {A: "A", B: "B"}.get(pool)
+    if letter is None:
+        return pool
+    hopeless, between, solved, _ = pool.split("-")
+    return f"{letter}: {hopeless}% hopeless, {between}% between, {solved}% solved"
+
+
 def draw(out: Path, to: Path, tasks: Path) -> None:
     """GRPO's rollouts over each method's, at every accuracy that both came to; a panel a pool, a line a seed."""
     by_pool: dict[str, list[tuple[str, list[tuple[Progress, Progress, int]]]]] = {}
@@ -406,12 +426,10 @@ def draw(out: Path, to: Path, tasks: Path) -> None:
                 high = min(float(grpo.accuracy.max()), float(other.accuracy.max()))
                 levels = np.linspace(max(float(grpo.accuracy[0]), float(other.accuracy[0])), high, 80)[1:]
                 ratios = [grpo.until(level, "rollouts") / other.until(level, "rollouts") for level in levels]
-                label = arm if seed == pairs[0][2] else None
+                label = IN_WORDS.get(arm, arm) if seed == pairs[0][2] else None
                 axes.plot(levels, ratios, color=f"C{color}", label=label, linewidth=1.2)
         axes.axhline(1, color="0.5", linewidth=0.8)
-        axes.set(
-            title=f"{pool} (hopeless-middle-solved, prompts)", xlabel="held-out accuracy", yscale="log", ylim=(0.25, 3)
-        )
+        axes.set(title=_in_words(pool), xlabel="held-out accuracy", yscale="log", ylim=(0.25, 3))
         axes.title.set_fontsize(9)
         axes.set_yticks((0.25, 0.5, 0.7, 1, 1.5, 2, 3), ("0.25", "0.5", "0.7", "1", "1.5", "2", "3"))
         axes.yaxis.set_minor_locator(plt.NullLocator())
