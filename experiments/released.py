@@ -14,12 +14,12 @@ percent (< .005 / .125 to .75 / > .995 / rest), with 8,192 prompts to train on a
     A         35/35/20/10, 256 skills of which 60% are known
     B         10/45/35/10, the same skills
     control   0/100/0/0, the same skills
-    held      a pool in which more than a third of the pilots pass for a hundred batches, as in the published runs; on the
-              others, it is twenty batches, because a small model soon learns its few skills. It is the first of
-              `CANDIDATES` (more skills, so that each comes up rarely) in which pc6 with the learning rate 3e-4 and seed
-              9790 passes at least a third of its pilots in each tenth of its first hundred batches (`probe`). (The first
-              candidate passes .39 in the first ten batches and .12 in the eighth ten, the second .66 and, in the last ten,
-              .32: the third was added after that, before any comparison.)
+    held      a pool in which more than a third of the pilots pass for ninety batches, as in the published runs; on the
+              others, it is twenty batches, because a small model soon learns its few skills. `probe` trains pc6 alone with
+              the learning rate 3e-4 and seed 9790 on `CANDIDATES`, which have more skills, so that each comes up rarely.
+              The first, 10/55/25/10, passes .39 in the first ten batches and .12 in the eighth ten. The second,
+              0/100/0/0, passes .66 .62 .64 .47 .51 .48 .43 .43 .35 .32 in the tenths of its first hundred batches, and
+              is held. (A hundred batches above a third were wanted; 8,192 skills took too long to warm up.)
 
 Arms, all without averaged weights, clipped at a gradient norm of 1:
     grpo        8 prompts x 64, 4 optimizer steps a batch
@@ -97,8 +97,8 @@ RATES, TUNING_SEED, PROBE_SEED, SEEDS = (1.5e-4, 3e-4, 6e-4), 9800, 9790, (9811,
 GRPO_ON_A = 3e-4
 TUNING_ROLLOUTS, ROLLOUTS, EVERY, WINDOW = 49_152, 98_304, 2_048, 5
 A, B, CONTROL = "35-35-20-8192", "10-45-35-8192", "control-8192"
-CANDIDATES = ("10-55-25-8192+1024", "control-8192+4096", "control-8192+8192")  # a suffix is the number of skills
-HELD = CANDIDATES[2]  # by `probe`
+CANDIDATES = ("10-55-25-8192+1024", "control-8192+4096")  # a suffix is the number of skills
+HELD = CANDIDATES[1]
 COSTS = ("rollouts", "batches", "steps")
 WAIT = 75  # exit status: another process is at work on what the next run needs
 
@@ -258,9 +258,6 @@ def probe(out: Path, tasks: Path) -> None:
         shares = passing(place)[:100]
         tenths = [round(fmean(shares[at : at + 10]), 3) for at in range(0, len(shares) - 9, 10)]
         print(pool, f"{len(shares)} of 100 batches", tenths, flush=True)
-        if len(tenths) == 10 and min(tenths) >= 1 / 3:
-            print("held:", pool)
-            return
 
 
 def passing(place: Path) -> list[float]:
