@@ -30,7 +30,7 @@ Arms, all without averaged weights, clipped at a gradient norm of 1:
     default queue   as default, but groups that are about to expire go first
     n16         GRPO with 32 x 16, the plainest thing to do instead
 
-Learning rates: the best of `RATES` by the mean of the last five evaluations after 49,152 rollouts of seed 9800; while the
+Learning rates: the best of `RATES` by the mean of the last three evaluations after 49,152 rollouts of seed 9800; while the
 best is at an end, one more beyond it, half or twice as high, is run. pc6 on pool A (which serves B and the control too)
 and on held, GRPO on held; GRPO's rate on A is 3e-4, by the second round's tuning (four rates, the same seed and pool),
 whose code for GRPO is today's. GRPO's also serves n16; pc6's, all arms of Pilot-Commit.
@@ -43,8 +43,8 @@ This is the third round, planned on 2026-11-28 before any of its runs. In the fi
 d5ae4d43), Pilot-Commit committed first to groups that were about to expire, which is not the published order (dev/LOG.md,
 2026-11-28). Those rounds also had DAPO, three kinds of eviction, groups of 16 and a model of 1M; their commits have them.
 
-Reported against GRPO on the same seed: rollouts, batches and optimizer steps until the smoothed accuracy (mean of five
-evaluations, one every 2,048 rollouts, exact) comes to the peak of GRPO's smoothed curve, and to .99 of it; the ratio at
+Reported against GRPO on the same seed: rollouts, batches and optimizer steps until the smoothed accuracy (mean of three
+evaluations, one every 4,096 rollouts, exact) comes to the peak of GRPO's smoothed curve, and to .99 of it; the ratio at
 every accuracy as a curve. A method that does not get there counts with what it spent: its ratio is an upper bound, marked.
 Intervals: 95% of Student's t over seeds on the logarithm of the ratios.
 """
@@ -95,7 +95,7 @@ EDGES, SHARES = (
 TRAIN, HELDOUT, DRAWN = 8192, 2048, 150_000
 RATES, TUNING_SEED, PROBE_SEED, SEEDS = (1.5e-4, 3e-4, 6e-4), 9800, 9790, (9811, 9812, 9813, 9814, 9815)
 GRPO_ON_A = 3e-4
-TUNING_ROLLOUTS, ROLLOUTS, EVERY, WINDOW = 49_152, 98_304, 2_048, 5
+TUNING_ROLLOUTS, ROLLOUTS, EVERY, WINDOW = 49_152, 98_304, 4_096, 3
 A, B, CONTROL = "35-35-20-8192", "10-45-35-8192", "control-8192"
 CANDIDATES = ("10-55-25-8192+1024", "control-8192+4096")  # a suffix is the number of skills
 HELD = CANDIDATES[1]
