@@ -99,6 +99,7 @@ TUNING_ROLLOUTS, ROLLOUTS, EVERY, WINDOW = 49_152, 98_304, 4_096, 3
 A, B, CONTROL = "35-35-20-8192", "10-45-35-8192", "control-8192"
 CANDIDATES = ("10-55-25-8192+1024", "control-8192+4096")  # a suffix is the number of skills
 HELD = CANDIDATES[1]
+LEVELS = (0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
 COSTS = ("rollouts", "batches", "steps")
 WAIT = 75  # exit status: another process is at work on what the next run needs
 
@@ -348,11 +349,13 @@ def pairs_of(pool: str, arm: str, out: Path, tasks: Path) -> list[tuple[Progress
     return [(ended["grpo"][seed], curve, seed) for seed, curve in ended[arm].items() if seed in ended["grpo"]]
 
 
-def ratio(pairs: Sequence[tuple[Progress, Progress, int]], share: float, cost: str) -> Ratio:
-    """To that share of GRPO's smoothed peak on each seed."""
+def ratio(
+    pairs: Sequence[tuple[Progress, Progress, int]], share: float, cost: str, level: float | None = None
+) -> Ratio:
+    """To that share of GRPO's smoothed peak on each seed, or to a level of accuracy that each GRPO run reaches."""
     values, bound = list[float](), False
     for grpo, other, _ in pairs:
-        aim = share * float(grpo.accuracy.max())
+        aim = share * float(grpo.accuracy.max()) if level is None else level
         spent = other.until(aim, cost)
         bound |= spent == inf
         values.append(grpo.until(aim, cost) / min(spent, float(other.spent[cost][-1])))
@@ -380,12 +383,22 @@ def show(out: Path, tasks: Path) -> None:
         spent = " | ".join(f"{curve.spent[cost][-1]:,.0f}" for cost in COSTS)
         figures = f"{curve.accuracy.max():.4f} | {curve.accuracy[-1]:.4f} | {curve.evicted}"
         print(f"| {each.pool} | {each.arm}@{each.rate:g} | {each.seed} | {spent} | {figures} |")
-    for share in (1.0, 0.99):
-        print(f"\nTo {share:g} of GRPO's smoothed peak: GRPO's cost over the method's\n")
-        print("| pool | method | seeds | rollouts | batches | optimizer steps |\n|" + "---|" * 6)
+    for cost in COSTS[:2]:
+        print(f"\nGRPO's {cost} over the method's, to each accuracy\n")
+        print("| pool | method | seeds | " + " | ".join(map(str, LEVELS)) + " |\n|" + "---|" * (3 + len(LEVELS)))
         for pool, arm, pairs in compared(out, tasks):
-            cells = " | ".join(str(ratio(pairs, share, cost)) for cost in COSTS)
-            print(f"| {pool} | {arm} | {len(pairs)} | {cells} |")
+            print(f"| {pool} | {arm} | {len(pairs)} | " + " | ".join(to_levels(pairs, cost)) + " |")
+    print("\nTo .99 of GRPO's smoothed peak: GRPO's cost over the method's\n")
+    print("| pool | method | seeds | rollouts | batches | optimizer steps |\n|" + "---|" * 6)
+    for pool, arm, pairs in compared(out, tasks):
+        cells = " | ".join(str(ratio(pairs, 0.99, cost)) for cost in COSTS)
+        print(f"| {pool} | {arm} | {len(pairs)} | {cells} |")
+
+
+def to_levels(pairs: Sequence[tuple[Progress, Progress, int]], cost: str) -> list[str]:
+    """The ratio to each level between GRPO's beginning and end; a dash where a GRPO run begins above or never gets there."""
+    able = [all(grpo.accuracy[0] < level <= grpo.accuracy.max() for grpo, _, _ in pairs) for level in LEVELS]
+    return [str(ratio(pairs, 1.0, cost, level)) if can else "–" for level, can in zip(LEVELS, able, strict=True)]
 
 
 IN_WORDS = {  # the arms of the figure
