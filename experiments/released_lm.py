@@ -7,9 +7,10 @@ Sizes are the rungs of `rollalloc bench --tier ladder`: `0.15m`, `8m` and `135m`
 TASKS/smollm2` makes it first), each warmed up to about 30% right answers. `run` is resumable: it carries out the plan in its
 order until the minutes are over, and begins no run after that. For a GPU, 14 minutes are meant.
 
-Pool: 4,096 training and 512 held-out questions of the ladder, chosen by the exact success rates of the warmed-up model so
-that a third gives no signal: 18% below .01, 15% above .99, half between .125 and .75, the rest between these. So at the
-start about half of the pilots pass, as in the published runs (.35 to .6).
+Pool: 4,096 training and 512 held-out questions of the ladder, chosen by the exact success rates of the warmed-up model: a
+third below .01, which give no signal, half between .125 and .75, where about half of the pilots pass at the start as in the
+published runs (.35 to .6), 10% between, and 7% above .75. (The warmed-up models are sure of no question: at 0.15M none of
+24,576 has a rate above .99, so that the third without signal is all hopeless.)
 
 Arms: `grpo` 8 prompts x 64; `pc` 8 x (16 + 48), pilots for 24 prompts in every round, published order and eviction; both
 take 4 optimizer steps a batch, importance weights for stale rows, no averaged weights. `grpo16` 8 x 16 and `pods`
@@ -47,7 +48,7 @@ from rollalloc.train.run_json import folder_of, is_run_in
 from rollalloc.train.train import train
 
 EDGES = (0.01, 0.125, 0.75, 0.99)
-SHARES = (0.18, 0.085, 0.5, 0.085, 0.15)  # of the bands between the edges, from hopeless to solved
+SHARES = (0.33, 0.1, 0.5, 0.07, 0.0)  # of the bands between the edges, from hopeless to solved
 WINDOW = 3  # evaluations that a level is read from
 LEVELS = (0.5, 0.6, 0.7, 0.8)
 GRADED = "rollalloc.lab.bench.tasks.files:graded_score"
