@@ -1,0 +1,24 @@
+"""Every message that docs/troubles.md quotes is one that the package says."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCE = re.sub(
+    r"\s+",
+    " ",
+    re.sub(r'"\s*\n\s*f?"', "", "\n".join(page.read_text("utf-8") for page in (ROOT / "src").rglob("*.py"))),
+)
+MESSAGES = re.findall(r'^\| "([^"]+)" \|', (ROOT / "docs" / "troubles.md").read_text("utf-8"), re.MULTILINE)
+
+
+def test_messages_are_found():
+    assert len(MESSAGES) > 8
+
+
+@pytest.mark.parametrize("message", MESSAGES)
+def test_a_quoted_message_is_one_of_ours(message):
+    pattern = ".{1,60}?".join(re.escape(part) for part in re.split(r"\s*\.\.\.\s*", message) if part)
+    assert re.search(pattern, SOURCE), f"no message of the package says {message!r}"
