@@ -79,13 +79,3 @@ def test_a_model_learns_to_call_its_tool_with_trl(tmp_path: Path, monkeypatch: p
 
 def test_the_new_judge_keeps_the_laws() -> None:
     assert "keeps every law" in run("new_judge.py")
-
-
-@pytest.mark.e2e
-def test_readme_s_script_trains_a_local_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    run("multiplying.py", str(tmp_path))
-    monkeypatch.setenv("MODEL", str(tmp_path / "model"))
-    monkeypatch.chdir(tmp_path)
-    run("trl_sums.py")
-    assert (tmp_path / "runs" / "trl" / "checkpoint-20" / "model.safetensors").is_file()

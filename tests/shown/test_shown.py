@@ -12,6 +12,7 @@ import ast
 import builtins
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -39,6 +40,8 @@ PAGES = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{page.name}" for page in
 PAGES += sorted(str(page.relative_to(ROOT)) for page in (ROOT / "recipes").rglob("*.md"))
 # (page, beginning of a block): why it is not run. An entry that fits no block fails, too.
 NOT_RUN = {
+    ("README.md", "-from trl import GRPOTrainer"): "the difference between two scripts, not code",
+    ("README.md", "DEMO"): "what `make demo` prints",
     ("docs/design.md", "src/rollalloc/"): "the tree of the package",
     ("docs/protocol.md", "engine.load_weights(version)"): "the calls of an engine, in order",
     ("docs/trl.md", "- trainer = GRPOTrainer("): "the difference between two lines, not code",
@@ -176,6 +179,15 @@ def test_what_a_page_shows_runs(page: str, home: None, monkeypatch: pytest.Monke
         except BaseException as error:
             error.add_note(f"in the block at {block}")
             raise
+
+
+def test_readmes_script_trains(home: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One short step, with a tiny model under the name that the script has."""
+    trl = pytest.importorskip("trl")
+    configured = trl.GRPOConfig.__init__
+    monkeypatch.setattr(trl.GRPOConfig, "__init__", lambda self, *args, **how: configured(self, *args, **how | TINY))
+    runpy.run_path(str(ROOT / "examples" / "trl_sums.py"))
+    assert Path("runs/trl/checkpoint-1/model.safetensors").is_file()
 
 
 def run_block(block: Block, known: dict[str, Any]) -> None:
