@@ -248,6 +248,19 @@ def carry_out(out: Path, tasks: Path, *, one: bool) -> int:
     return 0
 
 
+def _batches(place: Path) -> list[dict[str, Any]]:
+    return [line for line in lines_in(place / "metrics.jsonl") if line["kind"] == "batch"]
+
+
+def ages_in(place: Path) -> list[float]:
+    """The mean age of the trained rows, batch by batch, in updates."""
+    return [line["staleness_mean"] for line in _batches(place)]
+
+
+def _by_twenty(values: Sequence[float]) -> str:
+    return " ".join(f"{fmean(values[at : at + 20]):.2f}" for at in range(0, len(values) - 19, 20))
+
+
 def probe(out: Path, tasks: Path) -> None:
     """Pilot-Commit alone on each candidate: the share of its pilots that pass, by tenths of its first hundred batches."""
     for pool in CANDIDATES:
@@ -263,7 +276,7 @@ def probe(out: Path, tasks: Path) -> None:
 
 def passing(place: Path) -> list[float]:
     """The share of the piloted prompts that passed, batch by batch. A batch pays 16 pilots a prompt and 8 x 48 commits."""
-    lines = [line for line in lines_in(place / "metrics.jsonl") if line["kind"] == "batch"]
+    lines = _batches(place)
     piloted = [line["rollouts_paid"] - 8 * 48 * line["batch"] for line in lines]
     failed = [line["accounts"]["out_of_band"] for line in lines]
     piloted_B, failed_B = np.diff(piloted, prepend=0), np.diff(failed, prepend=0)
@@ -383,6 +396,14 @@ def show(out: Path, tasks: Path) -> None:
         spent = " | ".join(f"{curve.spent[cost][-1]:,.0f}" for cost in COSTS)
         figures = f"{curve.accuracy.max():.4f} | {curve.accuracy[-1]:.4f} | {curve.evicted}"
         print(f"| {each.pool} | {each.arm}@{each.rate:g} | {each.seed} | {spent} | {figures} |")
+    print("\nShare of pilots that pass; mean age of the trained rows: by twenty batches\n")
+    print("| pool | method | seed | pass | age |\n|" + "---|" * 5)
+    for each in planned(out, tasks):
+        if each is not None and each.seed in SEEDS and ARMS[each.arm].recipe == "pilot_commit":
+            place = folder_of(each.run(tasks), out)
+            if is_finished(each.run(tasks), place):
+                passed, ages = map(_by_twenty, (passing(place), ages_in(place)))
+                print(f"| {each.pool} | {each.arm} | {each.seed} | {passed} | {ages} |")
     for cost in COSTS[:2]:
         print(f"\nGRPO's {cost} over the method's, to each accuracy\n")
         print("| pool | method | seeds | " + " | ".join(map(str, LEVELS)) + " |\n|" + "---|" * (3 + len(LEVELS)))
