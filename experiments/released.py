@@ -121,8 +121,8 @@ def _pilots(steps: int, *, corrected: bool = True, n_pilot: int = 16, groups: in
     return Arm("pilot_commit", parameters, "pc6", steps, corrected)
 
 
-_AS_NEEDED = {"pilots": "as_needed", "p_solve": 0.9, "confidence": 0.95, "reprobe_every": 4}
-_QUEUE = {"promote": "expiring_first"}
+_AS_NEEDED: Mapping[str, Any] = {"pilots": "as_needed", "p_solve": 0.9, "confidence": 0.95, "reprobe_every": 4}
+_QUEUE: Mapping[str, Any] = {"promote": "expiring_first"}
 ARMS = {
     "grpo": Arm("grpo", {"groups": 8, "n": 64}, "grpo"),
     "pc6": _pilots(6),

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import click
 import typer
 
 from rollalloc.cli.app import app
@@ -28,23 +27,23 @@ _MADE = "This page is made from the code by `python tools/reference.py --write`.
 def commands() -> str:
     """Every command of `rollalloc` with its options and defaults."""
     root = typer.main.get_command(app)
-    return "\n".join(["# Commands", "", _MADE, "", *_command(root, "rollalloc", click.Context(root))]) + "\n"
+    return "\n".join(["# Commands", "", _MADE, "", *_command(root, "rollalloc")]) + "\n"
 
 
-def _command(command: Any, name: str, context: click.Context) -> Iterator[str]:
+def _command(command: Any, name: str) -> Iterator[str]:
     inside: Mapping[str, Any] = getattr(command, "commands", {})
     if inside and name != "rollalloc":
         yield from (f"## {name}", "", _line(command.help or ""), "")
     if not inside:
         yield from (f"## {name}", "", _paragraphs(command.help or ""), "")
-        rows = [row for each in command.params if (row := _option(each, context))]
+        rows = [row for each in command.params if (row := _option(each))]
         if rows:
             yield from ("| option | default | what it does |", "|---|---|---|", *rows, "")
     for key, each in inside.items():
-        yield from _command(each, f"{name} {key}", click.Context(each, info_name=key, parent=context))
+        yield from _command(each, f"{name} {key}")
 
 
-def _option(parameter: Any, context: click.Context) -> str | None:
+def _option(parameter: Any) -> str | None:
     if parameter.name == "help" or getattr(parameter, "hidden", False):
         return None
     argument = parameter.param_type_name == "argument"
