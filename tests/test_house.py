@@ -115,8 +115,8 @@ def test_training_a_model_of_ones_own_needs_nothing_of_the_benchmark():
     assert "rollalloc.lab.bench.presets" in reachable("rollalloc.cli.tasks", without="")  # it makes a task's files
 
 
-# Packages that are imported and come with another one that pyproject.toml names; wandb is the user's own.
-COME_WITH_OTHERS = {"huggingface_hub", "tokenizers", "packaging", "markupsafe", "sympy", "wandb"}
+# Packages that are imported and come with another one that pyproject.toml names; wandb and trackio are the user's own.
+COME_WITH_OTHERS = {"huggingface_hub", "tokenizers", "packaging", "markupsafe", "sympy", "trackio", "wandb"}
 COME_WITH_VERL = {"hydra", "omegaconf", "ray", "tensordict", "torchdata", "transfer_queue"}
 
 
