@@ -42,7 +42,7 @@ def gone_on_with(rounds, made, rows=()):
 @pytest.mark.parametrize("section", RECIPES.values(), ids=RECIPES)
 def test_every_recipe_gives_full_batches_and_holds_no_row_that_it_does_not_need(make_rounds, section):
     rounds = make_rounds(section, prompts=256, at_once=3)
-    for rows in train(rounds, 5):
+    for rows in train(rounds, 4):  # nothing expires in the last of these, whose release would come with the next batch
         assert len({row.group for row in rows.rows}) == 4
         assert rows.batch.short_because is None
         assert [key.rsplit("_", 2)[0] for key in rows.keys] == [_uid_of(rounds, row.rollout) for row in rows.rows]
