@@ -75,6 +75,8 @@ def accuracy_over_seeds(runs: Sequence[RecordedRun], cost: str, at_X: Array | No
 def at_equal_cost(methods: Mapping[str, Sequence[RecordedRun]], cost: str) -> tuple[Array, dict[str, Middle]] | None:
     """The accuracy of each method at a quarter, half, three quarters and all of the cost that every method has paid.
 
+    These costs are rounded down to two digits, so that a reader can name them.
+
     Returns:
         The four costs, and the accuracies by label. None: fewer than two methods were evaluated after paying this cost.
     """
@@ -82,9 +84,15 @@ def at_equal_cost(methods: Mapping[str, Sequence[RecordedRun]], cost: str) -> tu
     ends = [middle.x_X[-1] for middle in middles.values() if middle is not None]
     if len(ends) < 2 or not min(ends) > 0:
         return None
-    at_X = min(ends) * np.array([0.25, 0.5, 0.75, 1.0])
+    at_X = _two_digits(min(ends) * np.array([0.25, 0.5, 0.75, 1.0]))
     known = {label: accuracy_over_seeds(methods[label], cost, at_X) for label, middle in middles.items() if middle}
     return at_X, {label: middle for label, middle in known.items() if middle is not None}
+
+
+def _two_digits(positive_X: Array) -> Array:
+    """The numbers, rounded down to two digits."""
+    unit_X = 10.0 ** (np.floor(np.log10(positive_X)) - 1)
+    return np.floor(positive_X / unit_X + 1e-9) * unit_X
 
 
 def training_over_time(runs: Sequence[RecordedRun]) -> OverTime | None:
