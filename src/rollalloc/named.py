@@ -335,11 +335,13 @@ def name_of(description: Any) -> str | None:
     """The key of `RECIPES` whose recipe has the same rules as a described recipe. Their numbers may differ.
 
     Args:
-        description: `Recipe.description`, for example from a saved state.
+        description: `Recipe.description`, for example from a saved state. None: it is not known.
 
     Returns:
         The first such name; None if there is none, as for a recipe of the user's own.
     """
+    if description is None:
+        return None
     rules = _rules_in({**description, "retire": None})  # every recipe takes it
     return next((name for name in RECIPES if _rules_in(make_recipe(name, {}).description) == rules), None)
 

@@ -157,6 +157,7 @@ def test_a_described_run_is_read_back(call, stopped):
     run = read_config(stopped)
     written = json.loads((stopped / "run.json").read_text())
     assert written.pop("digests")  # of the files, which are not the run's
+    assert written.pop("starts")
     assert run.description() == written
     assert (run.sampling, run.learning_rate, run.eval_every) == (Sampling(4), 0.001, 24)
     saving = replace(run, checkpoint_every=3, keep_checkpoints=5)

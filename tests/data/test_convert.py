@@ -220,5 +220,5 @@ def test_the_command_says_what_it_wrote_and_replaces_nothing(rollalloc, tmp_path
     before = Path("out.parquet").read_bytes()
     code, _, said = rollalloc(*command)
     assert code == 2
-    assert "FileExistsError: out.parquet exists already" in said
+    assert "error: out.parquet exists already" in said
     assert Path("out.parquet").read_bytes() == before

@@ -41,7 +41,7 @@ PAGES += sorted(str(page.relative_to(ROOT)) for page in (ROOT / "recipes").rglob
 # (page, beginning of a block): why it is not run. An entry that fits no block fails, too.
 NOT_RUN = {
     ("README.md", "-from trl import GRPOTrainer"): "the difference between two scripts, not code",
-    ("README.md", " recipe        reached"): "what `make demo` prints",
+    ("README.md", "recipe        reached"): "what `make demo` prints",
     ("docs/design.md", "src/rollalloc/"): "the tree of the package",
     ("docs/protocol.md", "engine.load_weights(version)"): "the calls of an engine, in order",
     ("docs/trl.md", "- trainer = GRPOTrainer("): "the difference between two lines, not code",

@@ -29,6 +29,7 @@ def test_a_run_writes_what_it_is_what_it_paid_and_its_model(run_of, tmp_path):
     assert metrics[-1]["rollouts_paid"] == 96
     described = json.loads((tmp_path / "run" / "run.json").read_text())
     assert described.pop("digests").keys() > {run.prompts[0], run.heldout}
+    assert len(described.pop("starts")) == 1
     assert described == run.description()
     assert Policy.load(tmp_path / "run" / "model", device="cpu").eos_ids == (1,)
 

@@ -124,7 +124,8 @@ def test_every_line_accounts_for_every_rollout_paid(trainer_of, prompts_of, tmp_
     trainer = trainer_of(RECIPES[name], 300, folder=tmp_path, heldout=heldout, listener=listened.append)
     why = trainer.run()
     lines = lines_of(tmp_path)
-    assert lines == json.loads(json.dumps(listened))
+    heard = json.loads(json.dumps([{key: line[key] for key in line if key != "examples"} for line in listened]))
+    assert lines == heard
     for line in lines:
         assert sum(line["accounts"].values()) == line["rollouts_paid"] <= 300
     for column in ("rollouts_paid", "tokens_paid", "version", "optimizer_steps", "seconds", "epoch"):

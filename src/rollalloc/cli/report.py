@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _EXIT_ON_DAMAGE = 1
 _EVERY_S, _TIMES_LONGER = 5, 10  # seconds between two pages, and how much longer that is than making one
 _ALL = "all"
-_NO_BASELINE = "no log ROW-grpo… has the same row in its name and the same validation keys"
+_NO_BASELINE = "no log ROW-grpo... has the same row in its name and the same validation keys"
 
 
 def report(
@@ -49,7 +49,7 @@ def report(
         str | None,
         typer.Option(
             help="For a folder with logs of verl's `file` logger: their validation keys, comma-separated, whose mean is the "
-            "accuracy; all: every val-core/…/mean@N of a log."
+            "accuracy; all: every val-core/.../mean@N of a log."
         ),
     ] = None,
     target: Annotated[float | None, typer.Option(help="With --verl: target accuracy, in (0, 1].")] = None,
@@ -61,7 +61,7 @@ def report(
         str | None,
         typer.Option(
             help="With --verl: name of the run that all are compared with (default: for each run the one of plain GRPO, "
-            "ROW-grpo…, with the same row in its name and the same validation keys)."
+            "ROW-grpo..., with the same row in its name and the same validation keys)."
         ),
     ] = None,
 ) -> None:

@@ -101,7 +101,9 @@ class Asked(Reading, SamplingOptions):
         options = RunOptions(**{each.name: getattr(self, each.name) for each in fields(SamplingOptions)})
         if self.endpoint is not None:
             options = replace(options, model=self.served_model)
-        run = run_of(options, "reinforce", {}, seed)  # only its data, reward and sampling are used
+        run = run_of(
+            options, "grpo", {}, seed
+        )  # only its data, reward and sampling are used; grpo goes with one prompt, too
         if self.task:
             one_thread()
         name = run.task.replace("/", "-") or Path(run.model).resolve().name

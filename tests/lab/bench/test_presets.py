@@ -68,7 +68,9 @@ def test_every_presets_recipe_can_be_made_and_fits_its_task(tmp_path, task, reci
 
 def test_a_task_without_a_pool_is_the_late_one_and_an_unknown_one_is_refused():
     assert preset_of("skills") == preset_of("skills/late")
-    with pytest.raises(ValueError, match=r"unknown task 'skils'; there are skills/balanced.*rg/gcd"):
+    with pytest.raises(
+        ValueError, match=r"unknown task 'skils' \(did you mean 'skills/late'\?\); there are skills/balanced.*rg/gcd"
+    ):
         preset_of("skils")
 
 
