@@ -9,6 +9,7 @@ MODEL=HuggingFaceTB/SmolLM2-135M-Instruct python examples/unsloth_reinforce.py  
 
 import os
 import tempfile
+from typing import Any
 
 MODEL = os.environ.get("MODEL")
 if not MODEL:  # Unsloth's own switches: without a GPU it patches nothing, and cannot compile
@@ -37,10 +38,15 @@ def correct(completions: list[str], answer: list[str], **_: object) -> list[floa
     return [float(text.strip().startswith(right)) for text, right in zip(completions, answer, strict=True)]
 
 
-def tiny(folder: str) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
+def tiny(folder: str) -> tuple[Any, PreTrainedTokenizerFast]:
     """A random model over the numbers to 99, saved and loaded again, as a model from the hub would be."""
     tokenizer = word_tokenizer([*map(str, range(100)), "+"])
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes: dict[str, Any] = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
     words = len(tokenizer)
     LlamaForCausalLM(LlamaConfig(vocab_size=words, max_position_embeddings=64, **sizes)).save_pretrained(folder)
     return AutoModelForCausalLM.from_pretrained(folder), tokenizer

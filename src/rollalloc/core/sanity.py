@@ -40,7 +40,9 @@ def unteachable(recipe: Recipe) -> str | None:
     rows = min((most for most in (recipe.group_rows, rollouts_S[-1]) if most is not None), default=None)
     compared = {"group": rollouts_S[-1], "chosen": rows, "batch": None if rows is None else rows * recipe.groups}
     for rule in (recipe.advantage, recipe.over_batch):
-        traits = None if rule is None else rule.traits
+        if rule is None:
+            continue
+        traits = rule.traits
         if not isinstance(traits, AdvantageTraits) or traits.compares is None:
             continue
         if rule is recipe.advantage and not _keeps_zeros(recipe):

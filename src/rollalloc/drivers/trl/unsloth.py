@@ -95,7 +95,7 @@ def _check_cache(kind: type) -> None:
         head = [opened.readline().strip() for _ in range(6)]
     if head[0] != '"""' or head[5] != "__UNSLOTH_VERSIONING__":
         return
-    made = dict(zip(_CACHE_NAMES, head[1:5], strict=True))
+    made: dict[str, str] = dict(zip(_CACHE_NAMES, head[1:5], strict=True))
     others = {name: there for name, was in made.items() if (there := _installed(name)) not in (was, None)}
     if others:
         was = ", ".join(f"{name} {made[name]} (installed: {there})" for name, there in others.items())

@@ -169,7 +169,8 @@ def decisions_of(run: RecordedRun, groups: set[Hashable], reading: LogState) -> 
     if run.folder.is_file() or not os.path.lexists(file):
         return found
     for where, row in _rows_of(file, reading):
-        ended, rows, batch = row.get("groups"), row.get("rows"), row.get("batch")
+        ended, rows = row.get("groups"), row.get("rows")
+        batch: Any = row.get("batch")
         if not isinstance(ended, dict) or not isinstance(rows, list):
             reading.reject(where, "has no groups and rows")
             continue
