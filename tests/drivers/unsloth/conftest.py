@@ -1,5 +1,7 @@
 """Imports Unsloth before TRL, and patches TRL as Unsloth does where it finds a GPU. Without Unsloth, nothing runs."""
 
+# pyright: reportMissingImports=false
+
 import os
 import sys
 from importlib.util import find_spec

@@ -1,6 +1,6 @@
 """`AllocatedGRPOTrainer` where Unsloth has patched TRL: losses and gradients are those of stock TRL on the same rows."""
 
-# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportMissingImports=false
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportMissingImports=false, reportOptionalMemberAccess=false
 
 from __future__ import annotations
 
@@ -106,7 +106,10 @@ RUNS = {
         {"num_iterations": 2, "max_steps": 4, "driver": {"averaging": 32}},
     ),
     "LoRA": ("pilot_commit", {"max_steps": 3} | LORA),
-} | {loss: ("pilot_commit", {"loss_type": loss, "num_iterations": 2, "max_steps": 4}) for loss in ("grpo", "dr_grpo")}
+} | {
+    f"loss {loss}": ("pilot_commit", {"loss_type": loss, "num_iterations": 2, "max_steps": 4})
+    for loss in ("grpo", "bnpo")
+}
 
 
 def assert_as_stock(compared: list[tuple[float, float, float]]) -> None:
@@ -137,7 +140,7 @@ def test_rows_of_vllm_are_weighed_as_in_stock(tmp_path, compared):
     trainer.use_vllm, trainer.vllm_generation = True, tiny_trl.FakeVllm()
     trainer.train()
     loss, theirs, gradients = compared[0]
-    assert loss == pytest.approx(theirs, rel=2e-3)  # with vLLM, Unsloth computes in half precision
+    assert loss == pytest.approx(theirs, abs=1e-3)  # with vLLM, Unsloth computes in half precision
     assert gradients < 1e-2
 
 
@@ -163,11 +166,9 @@ def test_without_its_layout_the_check_stops_the_run(recipe, given, tmp_path, mon
     """What was silently wrong before: log-probabilities at other tokens, and generated pad tokens that do not count."""
     monkeypatch.setattr(driver, "is_unsloths", lambda _: False)
     trainer = made(tmp_path, recipe, reward=tiny_trl.starts_right, **given)
-    with pytest.raises(LossError, match=r"nothing was trained.*class UnslothGRPOTrainer") as stopped:
+    with pytest.raises(LossError, match="nothing was trained.*class UnslothGRPOTrainer"):
         trainer.train()
     assert trainer.state.global_step == 0
-    if recipe == "grpo":
-        assert "These settings work: one optimizer step per batch" in str(stopped.value)
 
 
 def test_vllm_without_fast_inference_is_refused(tmp_path):
