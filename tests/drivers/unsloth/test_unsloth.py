@@ -166,7 +166,7 @@ def test_without_its_layout_the_check_stops_the_run(recipe, given, tmp_path, mon
     """What was silently wrong before: log-probabilities at other tokens, and generated pad tokens that do not count."""
     monkeypatch.setattr(driver, "is_unsloths", lambda _: False)
     trainer = made(tmp_path, recipe, reward=tiny_trl.starts_right, **given)
-    with pytest.raises(LossError, match="nothing was trained.*class UnslothGRPOTrainer"):
+    with pytest.raises(LossError, match=r"nothing was trained.*class UnslothGRPOTrainer"):
         trainer.train()
     assert trainer.state.global_step == 0
 
