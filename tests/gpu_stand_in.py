@@ -106,6 +106,8 @@ def stand_in() -> Iterator[Counts]:
         "is_bf16_supported": lambda including_emulation=True: True,
         "get_device_capability": lambda device=None: (8, 0),
         "get_device_name": lambda device=None: "stand-in",
+        "get_rng_state": lambda device=None: torch.get_rng_state(),  # its random numbers are the CPU's
+        "set_rng_state": _no_effect,
         "manual_seed_all": _no_effect,
         "manual_seed": _no_effect,
     }
