@@ -27,6 +27,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from trl import GRPOConfig
 
+from rollalloc import recipes
 from rollalloc.drivers.trl import AllocatedGRPOTrainer
 from rollalloc.lab.bench.tasks.tiny import word_tokenizer
 
@@ -81,7 +82,7 @@ def main() -> None:
         args=args,
         train_dataset=Dataset.from_list([{"prompt": f"{a} + {b} =", "answer": str(a + b)} for a, b in SUMS]),
         processing_class=tokenizer,
-        recipe="reinforce",
+        recipe=recipes.reinforce(groups=16),
     )
     trainer.train()
     print({cause: count for cause, count in trainer.allocation.allocator.accounts().items() if count})

@@ -26,7 +26,7 @@ def test_every_figure_of_the_readme_comes_from_a_results_file(readme):
         ("2.77 [2.64–3.15]", "2.97 [2.64–3.15]", "one line: rollouts: README should say .*2.77"),
         ("with 7 of 8 seeds", "with 8 of 8 seeds", "seeds of number_filtering_misled"),
         ("at none of its four", "at one of its four", "rates that reach the target, 8M"),
-        ("The questions were short", "Accuracy rose by 40%", r"'40%.*' comes from no results file"),
+        ("Questions were short", "Accuracy rose by 40%", r"'40%.*' comes from no results file"),
     ],
 )
 def test_a_figure_that_differs_or_comes_from_nowhere_is_refused(readme, changed, to, says):
