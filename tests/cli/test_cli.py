@@ -359,7 +359,8 @@ def test_a_run_that_fails_does_not_hide_what_the_others_paid(call, own, tmp_path
     arguments += ("--seeds", 0, "--processes", 1, "--out", tmp_path)
     code, output = call(*arguments, "--recipes", "grpo,mopps", "--set", "grpo.groups=2", "--set", "mopps.groups=2")
     assert code != 0
-    assert "mopps with seed 0 failed: rollout 0: " in output
+    assert "mopps with seed 0 failed: " in output, output
+    assert "rollout 0: " in output
     assert "costs recipe reached" in output
     assert [result["recipe"] for result in json.loads((tmp_path / "results.json").read_text())] == ["grpo"]
     assert (tmp_path / "report.html").exists()

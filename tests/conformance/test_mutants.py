@@ -323,7 +323,7 @@ ALLOCATORS = [
     (6, "foresight", ForgetsWhatItKeepsOnLoad),
     (9, "darts_sampled", LosesTheSampleOnLoad),
     (9, "darts_sampled", DoesNotRecordTheSample),
-    (9, "darts_longest_by_size", LosesTheSizesOnLoad),
+    (6, "darts_longest_by_size", LosesTheSizesOnLoad),
     (6, "darts_whole", ForgetsTheLengthsOnLoad),
     (6, "spo", ForgetsOnLoad),
     (1, "darts_sampled", CancelsTwice),
