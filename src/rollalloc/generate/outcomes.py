@@ -197,7 +197,10 @@ def mostly_unscored(why: str, reason: str | None) -> str:
 
 def no_scores(why: str) -> NoScores:
     """Return the error for a run that ended because scores were missing."""
-    return NoScores(f"{why}. Nothing after the newest checkpoint is saved; repair the reward, then resume")
+    return NoScores(
+        f"{why}. Nothing after the newest checkpoint is saved; repair the reward, then resume (from the start, if there is "
+        "no checkpoint)"
+    )
 
 
 class RolloutLog:

@@ -110,7 +110,11 @@ def _compared_with_paid(finding: Finding, log: Log) -> list[str]:
     sources = ", ".join(visible(run.source) for run in log.runs[:3])
     logged, paid = f"the log has {finding.rollouts:,}", f"{finding.paid:,}"
     if finding.rollouts < finding.paid:
-        return [f"{logged} of the {paid} rollouts that the run paid by {sources}; shares by rewards are of these alone"]
+        still = sum(run.accounts.get("open", 0) for run in log.runs)
+        more = f" ({still:,} more are still open)" if still else ""
+        return [
+            f"{logged} of the {paid} rollouts that the run paid by {sources}{more}; shares by rewards are of these alone"
+        ]
     return [f"{logged} rollouts, and {sources} counts {paid}: the run went on after that file"]
 
 
