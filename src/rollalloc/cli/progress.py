@@ -29,7 +29,7 @@ from rich.progress import (
 from rich.table import Table
 
 from rollalloc.cli.began import BEGAN
-from rollalloc.files.table import FittingTable, sparkline
+from rollalloc.files.terminal_table import FittingTable, sparkline
 from rollalloc.files.text import visible
 from rollalloc.runs.recorded import share_done
 from rollalloc.runs.teaching import share_taught

@@ -27,7 +27,7 @@ from rollalloc.cli.options import (
 from rollalloc.cli.progress import result_console, say, staged
 from rollalloc.cli.reading import bare_table
 from rollalloc.core.allocator import Allocator
-from rollalloc.files.table import first_fitting
+from rollalloc.files.terminal_table import first_fitting
 from rollalloc.lab.bench.summary import in_words
 from rollalloc.lab.simulate.cluster import SCHEDULES, Cluster, Scenario, Schedule
 from rollalloc.lab.simulate.cost import Costs
