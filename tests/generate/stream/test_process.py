@@ -14,7 +14,7 @@ from rollalloc.generate.stream.backend import BackendDied, Decoding, RunningRow
 from rollalloc.generate.stream.begin import begin
 from rollalloc.generate.stream.blueprint import Blueprint
 from rollalloc.generate.stream.process import ProcessBackend
-from rollalloc.generate.stream.silence import Silence
+from rollalloc.generate.stream.watchdog import Silence
 from rollalloc.models.behaviour import Behaviour
 from rollalloc.models.features import features_of
 from rollalloc.models.lora import Lora

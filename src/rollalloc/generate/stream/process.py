@@ -30,7 +30,7 @@ from rollalloc.generate.sampler import Generation
 from rollalloc.generate.stream.backend import NOTHING_YET, BackendDied, Decoding, RunningRow
 from rollalloc.generate.stream.blueprint import Blueprint, SharedWeights
 from rollalloc.generate.stream.local import LocalBackend
-from rollalloc.generate.stream.silence import LOOK_S, Silence
+from rollalloc.generate.stream.watchdog import LOOK_S, Silence
 from rollalloc.models.weights import weights_of
 from rollalloc.processes.spawned import Spawned
 
