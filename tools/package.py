@@ -63,7 +63,7 @@ TRIES = {
     "data": ("import datasets, rollalloc.data.prepare",),
     "track": ("import tensorboard",),
     "trl": ("import rollalloc.drivers.trl",),
-    "served": ("import rollalloc.generate.served, openai",),
+    "served": ("import rollalloc.generate.openai_server, openai",),
     "environments": ("import rollalloc.rewards.environment",),
     "tinker": ("import rollalloc.drivers.tinker.trainer, tinker",),
     "verl": ("import rollalloc.drivers.verl.trainer",),

@@ -116,7 +116,7 @@ class Asked(Reading, SamplingOptions):
                 how |= {"seed": seed, "overwrite": self.overwrite, "progress": shown}
                 if self.endpoint is None:
                     return sample_profile(with_task_files(run, self.tasks, shown), place, **how)
-                from rollalloc.generate.served import Endpoint
+                from rollalloc.generate.openai_server import Endpoint
                 from rollalloc.lab.advise.served import sample_served
 
                 limits = {"concurrency": self.concurrency, "retries": self.retries}

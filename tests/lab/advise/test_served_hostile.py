@@ -148,7 +148,7 @@ def test_a_redirect_is_not_followed_and_the_key_goes_to_no_other_host(advise, se
 @pytest.mark.parametrize("key", ["sk-secret\n", "sk secret", "sk-secret\u00e9", "sk-\x00secret"])
 def test_a_key_that_cannot_be_sent_is_said_without_showing_it(advise, server, monkeypatch, key):
     if "\x00" in key:  # the environment cannot hold it, but a program can set it
-        monkeypatch.setattr("rollalloc.generate.served.os.environ", {**os.environ, "OPENAI_API_KEY": key})
+        monkeypatch.setattr("rollalloc.generate.openai_server.os.environ", {**os.environ, "OPENAI_API_KEY": key})
     else:
         monkeypatch.setenv("OPENAI_API_KEY", key)
     code, shown, said = advise()

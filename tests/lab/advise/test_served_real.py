@@ -23,7 +23,7 @@ import pytest
 
 pytest.importorskip("openai", reason="needs pip install 'rollalloc[served]'")
 
-from rollalloc.generate.served import Endpoint
+from rollalloc.generate.openai_server import Endpoint
 from rollalloc.lab.advise.sampling import sample_profile
 from rollalloc.lab.advise.served import sample_served
 

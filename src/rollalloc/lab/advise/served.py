@@ -26,9 +26,9 @@ from rollalloc.data.encoding import template_arguments
 from rollalloc.data.prompts import PromptSet, load_prompts
 from rollalloc.files.atomic import append_text
 from rollalloc.files.names import ANSWERS, ROLLOUTS
+from rollalloc.generate.openai_server import Answer, Ask, Endpoint, ServedModel, ServerFailed
 from rollalloc.generate.outcomes import Outcomes, RolloutLog, RolloutResult
 from rollalloc.generate.sampling import Sampling
-from rollalloc.generate.served import Answer, Ask, Endpoint, ServedModel, ServerFailed
 from rollalloc.lab.advise.profile_folder import ProfileFolder
 from rollalloc.lab.advise.sampling import (
     PROMPTS_DRAWN,
