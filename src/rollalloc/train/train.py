@@ -44,7 +44,7 @@ from rollalloc.runs.metrics import of_batch, totals
 from rollalloc.runs.teaching import notice
 from rollalloc.train import checkpoint
 from rollalloc.train.config import Config
-from rollalloc.train.decisions import DecisionLog
+from rollalloc.train.decision_log import DecisionLog
 from rollalloc.train.evaluation import Evaluation, HeldOut, Interrupted, evaluate, wait_unless_stopped
 from rollalloc.train.folder import RunFolder, Saves
 from rollalloc.train.grid import Grid
