@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from verl.utils.dataset.rl_dataset import RLHFDataset
 
 from curriculum_file import HITS, exported
-from rollalloc.drivers.verl.names import refuse_columns
+from rollalloc.drivers.verl.reserved import refuse_columns
 from rollalloc.lab.bench.tasks.tiny import word_tokenizer
 
 TEMPLATE = "{% for m in messages %}k{{ m['content'] }} {% endfor %}="

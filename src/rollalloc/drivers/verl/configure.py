@@ -15,8 +15,8 @@ from rollalloc.core.rule import called
 from rollalloc.core.sanity import doubts, unteachable
 from rollalloc.drivers.verl.modes import Overlap, verls_mode
 from rollalloc.drivers.verl.moved import refuse_moved_keys
-from rollalloc.drivers.verl.names import refuse_reward_arguments
 from rollalloc.drivers.verl.paths import make_absolute
+from rollalloc.drivers.verl.reserved import refuse_reward_arguments
 from rollalloc.drivers.verl.settings import SECTION, WITHOUT_GROUPS, VerlSettings, read_settings
 
 MANAGER = "rollalloc.drivers.verl.workers.Manager"

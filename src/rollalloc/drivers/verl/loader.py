@@ -20,7 +20,7 @@ from rollalloc.core.table import PromptTable
 from rollalloc.data.feature_file import read_features
 from rollalloc.data.prompts import prompt_keys
 from rollalloc.data.public import SAMPLES
-from rollalloc.drivers.verl.names import refuse_columns
+from rollalloc.drivers.verl.reserved import refuse_columns
 from rollalloc.drivers.verl.rounds import Submission
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from omegaconf import OmegaConf, open_dict
 
-from rollalloc.drivers.verl.names import READ_IN_VALIDATION, refuse_columns
+from rollalloc.drivers.verl.reserved import READ_IN_VALIDATION, refuse_columns
 
 _ROLLOUT = "actor_rollout_ref.rollout"
 _READ = (

@@ -3,7 +3,7 @@
 import pytest
 
 from rollalloc.drivers.verl import check
-from rollalloc.drivers.verl.names import READ_IN_VALIDATION, refuse_columns, refuse_reward_arguments
+from rollalloc.drivers.verl.reserved import READ_IN_VALIDATION, refuse_columns, refuse_reward_arguments
 
 VERLS = ["data_source", "prompt", "ability", "reward_model", "extra_info", "agent_name", "index", "tools_kwargs"]
 
