@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from trl import GRPOTrainer
 
 from rollalloc.drivers.trl.loss_check import LossError
-from rollalloc.drivers.trl.origin import origin
+from rollalloc.drivers.trl.patched import origin
 
 SEVERAL = {"num_iterations": 2}
 Rows = dict[str, Any]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rollalloc.drivers.trl.generation import Generator
 from rollalloc.drivers.trl.losses import KNOWN, MEANS_OVER_TOKENS, NEED_LOGPROBS, counted, losses
-from rollalloc.drivers.trl.origin import origin
+from rollalloc.drivers.trl.patched import origin
 from rollalloc.files.text import error_text
 from rollalloc.models.likelihood import in_eval_mode
 

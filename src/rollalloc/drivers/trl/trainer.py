@@ -32,7 +32,7 @@ from rollalloc.drivers.trl.finite import FiniteTraining
 from rollalloc.drivers.trl.generation import Generator
 from rollalloc.drivers.trl.loss_check import LossCheck
 from rollalloc.drivers.trl.movement import Movement
-from rollalloc.drivers.trl.origin import arguments_of
+from rollalloc.drivers.trl.patched import arguments_of
 from rollalloc.drivers.trl.rewards import RewardFunctions
 from rollalloc.drivers.trl.rollout import Rollout
 from rollalloc.drivers.trl.tensors import training_inputs
