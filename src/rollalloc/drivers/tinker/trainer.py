@@ -15,7 +15,7 @@ from rollalloc.core.sanity import doubts
 from rollalloc.data.features import Features
 from rollalloc.drivers.tinker.costs import Prices, Usage, bill
 from rollalloc.drivers.tinker.episodes import Episodes, Wave
-from rollalloc.drivers.tinker.rollouts import EpisodeThread, RemoteEngine
+from rollalloc.drivers.tinker.remote_engine import EpisodeThread, RemoteEngine
 from rollalloc.drivers.tinker.service import Service, in_thread
 from rollalloc.drivers.tinker.update import RemoteUpdater
 from rollalloc.files.names import ROLLOUTS
