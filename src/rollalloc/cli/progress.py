@@ -31,8 +31,8 @@ from rich.table import Table
 from rollalloc.cli.began import BEGAN
 from rollalloc.files.terminal_table import FittingTable, sparkline
 from rollalloc.files.text import visible
+from rollalloc.runs.learning_signal import share_taught
 from rollalloc.runs.recorded import share_done
-from rollalloc.runs.teaching import share_taught
 
 if TYPE_CHECKING:
     from rollalloc.runs.recorded import RecordedRun

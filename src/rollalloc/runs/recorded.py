@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rollalloc.runs.cost import Cost, Curve, cost_to_target, curve_of, whole_curve_of
-from rollalloc.runs.teaching import in_words
+from rollalloc.runs.learning_signal import in_words
 
 Line = dict[str, Any]
 _OF_ONE_RUN = ("seed", "digests", "starts")  # fields of `run.json` that differ between the seeds of a method

@@ -11,7 +11,7 @@ from rollalloc.core.allocator import Allocator
 from rollalloc.core.teaching import FIRST, WINDOW
 from rollalloc.files.text import one_line
 from rollalloc.generate.outcomes import Outcomes
-from rollalloc.runs.teaching import in_words
+from rollalloc.runs.learning_signal import in_words
 from rollalloc.train.config import Config
 from rollalloc.train.evaluation import Evaluation
 

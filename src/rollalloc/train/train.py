@@ -40,8 +40,8 @@ from rollalloc.models.finite import Diverged, in_batch
 from rollalloc.models.policy import Policy
 from rollalloc.processes.stopping import Stopped, StopRequest
 from rollalloc.rewards.scorers import Scorer
+from rollalloc.runs.learning_signal import notice
 from rollalloc.runs.metrics import of_batch, totals
-from rollalloc.runs.teaching import notice
 from rollalloc.train import checkpoint
 from rollalloc.train.config import Config
 from rollalloc.train.decision_log import DecisionLog

@@ -41,8 +41,8 @@ from rollalloc.drivers.verl.rounds import Finished, Rounds, Session, SessionOutc
 from rollalloc.drivers.verl.settings import WITHOUT_GROUPS
 from rollalloc.files.atomic import write_text
 from rollalloc.rules.advantages import Rewards
+from rollalloc.runs.learning_signal import notices
 from rollalloc.runs.metrics import PREFIX
-from rollalloc.runs.teaching import notices
 
 log = logging.getLogger(__name__)
 

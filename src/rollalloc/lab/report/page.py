@@ -25,8 +25,8 @@ from rollalloc.lab.report import completions, figures, interactive, png, series,
 from rollalloc.lab.report.charts import Chart, as_csv
 from rollalloc.lab.report.wording import caveats, damage, findings, graded, name_of, silences, story
 from rollalloc.runs.discovery import comparisons
+from rollalloc.runs.learning_signal import share_taught
 from rollalloc.runs.recorded import RecordedRun, by_label
-from rollalloc.runs.teaching import share_taught
 
 MADE_BY = "rollalloc report"  # the generator in the head of the page
 MOST = 5_000_000  # bytes of a page; with fewer rollouts' texts, it becomes shorter

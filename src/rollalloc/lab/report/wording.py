@@ -9,8 +9,8 @@ from typing import Any
 
 from rollalloc.files.text import one_line, visible
 from rollalloc.lab.bench.summary import Interval, RecipeSummary, Summary
+from rollalloc.runs.learning_signal import share_taught
 from rollalloc.runs.recorded import RecordedRun
-from rollalloc.runs.teaching import share_taught
 
 Sentence = tuple[str, str]  # the main point, and the rest
 

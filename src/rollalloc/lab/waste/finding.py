@@ -11,7 +11,7 @@ import numpy as np
 from rollalloc.files.text import visible
 from rollalloc.lab.waste.groups import NO_STEP, Groups, Log
 from rollalloc.lab.waste.shares import Shares, drift, shares_of
-from rollalloc.runs.teaching import share_taught
+from rollalloc.runs.learning_signal import share_taught
 
 ALONE = (
     "{:,} rollouts are alone in their group and are not counted: GRPO has nothing to compare them with, but a method that "

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollalloc.runs.teaching import in_words, share_taught
+from rollalloc.runs.learning_signal import in_words, share_taught
 
 LAST, NOTHING = "of the last 2,048 rollouts were", "almost nothing is learned from them;"
 NEITHER = "no one cause leads, so prompts that are sometimes solved would help more than easier or harder ones"
