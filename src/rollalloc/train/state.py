@@ -16,7 +16,7 @@ from torch import Tensor
 from rollalloc.core.allocator import Allocator
 from rollalloc.core.events import Batch
 from rollalloc.core.packing import differences
-from rollalloc.core.saving import another
+from rollalloc.core.saved_state import another
 from rollalloc.data.prompts import EncodedPrompts
 from rollalloc.generate.engine import RolloutEngine
 from rollalloc.models.policy import Policy
