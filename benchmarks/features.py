@@ -16,7 +16,7 @@ import torch
 from bars import Bars, with_smallest
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from rollalloc.models.features import BATCH_TOKENS, features_of
+from rollalloc.models.featurizer import BATCH_TOKENS, features_of
 from rollalloc.models.likelihood import padded
 
 VOCABULARY, PAD, BAR = 10_000, 0, 0.8

@@ -20,7 +20,7 @@ from rollalloc.data.prompts import EncodedPrompts, encode_prompts, load_prompts
 from rollalloc.generate.sampler import Request, generate
 from rollalloc.generate.sampling import Sampling
 from rollalloc.lab.bench.tasks.chat import CHAT_TASKS, compute_score
-from rollalloc.models.features import features_of
+from rollalloc.models.featurizer import features_of
 from rollalloc.models.policy import Policy
 from rollalloc.predict.quality import auc, calibration_error, log_losses
 from rollalloc.predict.ridge import design, fit, measure, sigmoid

@@ -16,7 +16,7 @@ import numpy as np
 
 from rollalloc.data.prompts import EncodedPrompts, encode_prompts, load_prompts
 from rollalloc.lab.bench.presets import task_run
-from rollalloc.models.features import features_of
+from rollalloc.models.featurizer import features_of
 from rollalloc.models.likelihood import exact_answers
 from rollalloc.models.policy import Policy
 from rollalloc.predict import quality

@@ -31,7 +31,7 @@ from rollalloc.lab.bench.plan import frozen_in, place_of
 from rollalloc.lab.bench.rungs import PREFIX, RUNGS
 from rollalloc.lab.bench.summary import EndedRun, Interval, ended, interval
 from rollalloc.lab.bench.tasks import ladder
-from rollalloc.models.features import features_of
+from rollalloc.models.featurizer import features_of
 from rollalloc.models.likelihood import exact_answers
 from rollalloc.models.policy import Policy
 from rollalloc.predict.quality import auc

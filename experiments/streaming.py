@@ -32,7 +32,7 @@ from rollalloc.core.recipe import Recipe
 from rollalloc.data.prompts import encode_prompts, load_prompts
 from rollalloc.generate.sampling import Sampling, Streaming
 from rollalloc.lab.bench.presets import task_files
-from rollalloc.models.features import features_of
+from rollalloc.models.featurizer import features_of
 from rollalloc.models.policy import Policy
 from rollalloc.recipes.streaming import streamed
 from rollalloc.rewards.function import load_reward

@@ -6,7 +6,7 @@ import pytest
 
 from rollalloc.data.feature_file import read_features
 from rollalloc.data.prompts import encode_prompts, load_prompts, write_prompts
-from rollalloc.models.features import features_of, weights_digest
+from rollalloc.models.featurizer import features_of, weights_digest
 from rollalloc.models.policy import Policy
 
 OWN = ("--model", "model", "--prompts", "prompts.parquet", "--device", "cpu")

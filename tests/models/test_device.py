@@ -16,7 +16,7 @@ from rollalloc.generate.sampler import Generation, Request, generate
 from rollalloc.generate.sampling import Sampling, Streaming
 from rollalloc.generate.stream import backend
 from rollalloc.generate.stream.local import LocalBackend
-from rollalloc.models.features import features_of
+from rollalloc.models.featurizer import features_of
 from rollalloc.models.likelihood import exact_answers
 from rollalloc.models.lora import Lora
 from rollalloc.models.policy import Policy

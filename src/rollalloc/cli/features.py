@@ -35,7 +35,7 @@ def features(
     from rollalloc.data.encoding import template_arguments
     from rollalloc.data.feature_file import Origin, refuse_place, write_features
     from rollalloc.data.prompts import encode_prompts, load_prompts
-    from rollalloc.models.features import features_of, weights_digest
+    from rollalloc.models.featurizer import features_of, weights_digest
     from rollalloc.models.policy import Policy, usable_device
 
     console = Console(stderr=True)

@@ -43,7 +43,7 @@ class Origin:
 
     Attributes:
         model: name or folder of the model, as the user gave it.
-        weights: digest of the model's weights (`rollalloc.models.features.weights_digest`).
+        weights: digest of the model's weights (`rollalloc.models.featurizer.weights_digest`).
         seed: seed of the projection and the hash.
     """
 

@@ -538,7 +538,7 @@ class Trainer(Loop):
         scorer: scores rollouts.
         config: all other settings. Its fields about the model, prompts, reward and recipe are ignored.
         heldout: prompts to evaluate on; None: no evaluation.
-        features: features of the training prompts, in the same order (`rollalloc.models.features.features_of`), for a
+        features: features of the training prompts, in the same order (`rollalloc.models.featurizer.features_of`), for a
             recipe that predicts. None: predict without features.
         folder: folder for metrics, checkpoints and the model. None: nothing is written. If it already has a run, `run`
             raises an error, unless `resume` was called.

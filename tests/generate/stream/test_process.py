@@ -16,7 +16,7 @@ from rollalloc.generate.stream.blueprint import Blueprint
 from rollalloc.generate.stream.process import ProcessBackend
 from rollalloc.generate.stream.watchdog import Silence
 from rollalloc.models.behaviour import Behaviour
-from rollalloc.models.features import features_of
+from rollalloc.models.featurizer import features_of
 from rollalloc.models.lora import Lora
 from rollalloc.models.weights import weights_of
 

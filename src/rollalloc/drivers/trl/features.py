@@ -18,7 +18,7 @@ from rollalloc.drivers.trl.chats import encode
 from rollalloc.drivers.trl.context import blocks_of
 from rollalloc.drivers.trl.keys import check_key, keyed
 from rollalloc.drivers.trl.sharding import is_sharded
-from rollalloc.models.features import features_of
+from rollalloc.models.featurizer import features_of
 
 log = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ from rollalloc.generate.sync_engine import SyncEngine
 from rollalloc.lab.advise.profile_folder import ProfileFolder
 from rollalloc.lab.bench.tasks.files import Shown, unseen
 from rollalloc.models.behaviour import Behaviour
-from rollalloc.models.features import features_of
+from rollalloc.models.featurizer import features_of
 from rollalloc.models.policy import Policy, usable_device
 from rollalloc.rewards.function import Outcome, Scored
 from rollalloc.rewards.scorers import Scorer

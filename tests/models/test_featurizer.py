@@ -15,7 +15,7 @@ from transformers import (
 )
 
 from rollalloc.data.features import log_length, projection, standardised, token_bag
-from rollalloc.models.features import features_of, weights_digest
+from rollalloc.models.featurizer import features_of, weights_digest
 
 VOCABULARY, HIDDEN, LAYERS, CONTEXT, PAD = 40, 16, 2, 64, 0
 _FAMILIES = {
@@ -92,7 +92,7 @@ def test_the_other_blocks_are_tokens_and_length():
 @pytest.mark.parametrize("family", _FAMILIES)
 @pytest.mark.parametrize("width", [256, 5])
 def test_the_batch_and_its_padding_do_not_enter(family, width, monkeypatch):
-    monkeypatch.setattr("rollalloc.models.features.SAMPLE", 8)  # so that most prompts are forwarded after the sample
+    monkeypatch.setattr("rollalloc.models.featurizer.SAMPLE", 8)  # so that most prompts are forwarded after the sample
     model, tokens = make_model(family), make_tokens(40)
     alone = hidden_of(model, tokens, width=width, batch_tokens=1)
     for batch_tokens in (20, 100_000):
