@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from rollalloc.core.table import key_digests
+from rollalloc.data.feature_blocks import FeatureCost, Features
 from rollalloc.data.feature_file import Origin, holds_features, read_features, write_features
-from rollalloc.data.features import FeatureCost, Features
 
 KEYS = tuple(f"mine/{number}" for number in range(6))
 ORIGIN = Origin("some/model", "abc", 3)

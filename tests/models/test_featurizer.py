@@ -14,7 +14,7 @@ from transformers import (
     OPTForCausalLM,
 )
 
-from rollalloc.data.features import log_length, projection, standardised, token_bag
+from rollalloc.data.feature_blocks import log_length, projection, standardised, token_bag
 from rollalloc.models.featurizer import features_of, weights_digest
 
 VOCABULARY, HIDDEN, LAYERS, CONTEXT, PAD = 40, 16, 2, 64, 0

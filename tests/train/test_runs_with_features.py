@@ -6,8 +6,8 @@ import logging
 import numpy as np
 import pytest
 
+from rollalloc.data.feature_blocks import own_features
 from rollalloc.data.feature_file import read_features, write_features
-from rollalloc.data.features import own_features
 from rollalloc.data.prompts import load_prompts
 from rollalloc.train.config import Config
 from rollalloc.train.train import train

@@ -12,7 +12,7 @@ from rollalloc.cli.options import file_path
 from rollalloc.cli.progress import staged
 
 if TYPE_CHECKING:
-    from rollalloc.data.features import Features
+    from rollalloc.data.feature_blocks import Features
 
 
 def features(

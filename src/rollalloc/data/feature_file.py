@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from rollalloc.core.table import key_digests
-from rollalloc.data.features import FeatureCost, Features
+from rollalloc.data.feature_blocks import FeatureCost, Features
 from rollalloc.files.atomic import written
 from rollalloc.files.claims import claim_files, refuse_foreign_files
 

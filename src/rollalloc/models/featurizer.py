@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from rollalloc.core.recipe import at_least
 from rollalloc.core.seeds import rng
-from rollalloc.data.features import (
+from rollalloc.data.feature_blocks import (
     WIDTH,
     FeatureCost,
     Features,
@@ -140,7 +140,7 @@ class _Passes:
             output = body(input_ids=ids_BT, attention_mask=mask_BT.long(), use_cache=False, output_hidden_states=True)
         states = getattr(output, "hidden_states", None)
         if not states or any(state.shape != (*ids_BT.shape, states[0].shape[-1]) for state in states):
-            do = "give features of your own (rollalloc.data.features.own_features)"
+            do = "give features of your own (rollalloc.data.feature_blocks.own_features)"
             raise ValueError(f"{type(model).__name__} gives no hidden states of equal width in all layers; {do}")
         padding_BT1 = ~mask_BT[..., None]
         sums = [state.masked_fill(padding_BT1, 0).sum(dim=1, dtype=torch.float32).to(device) for state in states]

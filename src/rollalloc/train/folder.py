@@ -10,8 +10,8 @@ from typing import Protocol, Self
 
 from safetensors import SafetensorError
 
+from rollalloc.data.feature_blocks import Features
 from rollalloc.data.feature_file import save_features
-from rollalloc.data.features import Features
 from rollalloc.files.atomic import naming, remove_partials
 from rollalloc.files.claims import HIDDEN, Claims, Lock, refuse, refuse_read_only
 from rollalloc.files.names import (

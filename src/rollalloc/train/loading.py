@@ -18,8 +18,8 @@ from rollalloc.core.recipe import Recipe
 from rollalloc.core.rule import called
 from rollalloc.core.sanity import doubts
 from rollalloc.data.encoding import template_arguments
+from rollalloc.data.feature_blocks import Features
 from rollalloc.data.feature_file import holds_features, read_features
-from rollalloc.data.features import Features
 from rollalloc.data.overlap import MOST_SHARED, normalised, repeated, same_text
 from rollalloc.data.prompts import EncodedPrompts, PromptSet, encode_prompts, load_prompts, refuse_longer
 from rollalloc.files.names import FEATURES

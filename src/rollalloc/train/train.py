@@ -23,7 +23,7 @@ from rollalloc.core.allocator import Allocator
 from rollalloc.core.errors import NoScores
 from rollalloc.core.events import Actions, Batch, Updated
 from rollalloc.core.recipe import Recipe
-from rollalloc.data.features import Features
+from rollalloc.data.feature_blocks import Features
 from rollalloc.data.prompts import EncodedPrompts
 from rollalloc.files.atomic import append_text, write_text
 from rollalloc.files.names import ALLOCATOR, DECISIONS, DESCRIPTION, METRICS, REWARDS, ROLLOUTS

@@ -17,8 +17,8 @@ from peft import LoraConfig
 from tiny_trl import DISTINCT
 from transformers import TrainerCallback
 
+from rollalloc.data.feature_blocks import own_features
 from rollalloc.data.feature_file import write_features
-from rollalloc.data.features import own_features
 from rollalloc.drivers.trl.allocation import Allocation
 from rollalloc.drivers.trl.keys import keyed
 

@@ -7,8 +7,8 @@ import pytest
 
 pytest.importorskip("verl", reason="verl's environment: make verl-test")
 
+from rollalloc.data.feature_blocks import FeatureCost, Features
 from rollalloc.data.feature_file import write_features
-from rollalloc.data.features import FeatureCost, Features
 from rollalloc.drivers.verl.check import checked, composed
 from rollalloc.lab.advise.pasting import pasted
 from rollalloc.lab.advise.verdict import Choice

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from rollalloc.data.feature_blocks import own_features
 from rollalloc.data.feature_file import write_features
-from rollalloc.data.features import own_features
 from rollalloc.data.prompts import load_prompts
 
 pytest.importorskip("verl")

@@ -12,7 +12,7 @@ from rollalloc.core.events import Order
 from rollalloc.core.packing import describe
 from rollalloc.core.recipe import Recipe
 from rollalloc.core.sanity import doubts
-from rollalloc.data.features import Features
+from rollalloc.data.feature_blocks import Features
 from rollalloc.drivers.tinker.costs import Prices, Usage, bill
 from rollalloc.drivers.tinker.episodes import Episodes, Wave
 from rollalloc.drivers.tinker.remote_engine import EpisodeThread, RemoteEngine

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from rollalloc.data.features import (
+from rollalloc.data.feature_blocks import (
     check_width,
     log_length,
     own_features,
