@@ -21,13 +21,6 @@ from rollalloc.drivers.trl.callback import AllocationCallback
 from rollalloc.drivers.trl.chats import decode, encode, parses
 from rollalloc.drivers.trl.context import check_prompts
 from rollalloc.drivers.trl.features import AUTO, features_for
-from rollalloc.drivers.trl.figures import (
-    batch_figures,
-    evaluated_figures,
-    generated_figures,
-    running_totals,
-    tokens_generated,
-)
 from rollalloc.drivers.trl.finite import FiniteTraining
 from rollalloc.drivers.trl.generation import Generator
 from rollalloc.drivers.trl.loss_check import LossCheck
@@ -35,6 +28,13 @@ from rollalloc.drivers.trl.movement import Movement
 from rollalloc.drivers.trl.patched import arguments_of
 from rollalloc.drivers.trl.rewards import RewardFunctions
 from rollalloc.drivers.trl.rollout import Rollout
+from rollalloc.drivers.trl.step_metrics import (
+    batch_figures,
+    evaluated_figures,
+    generated_figures,
+    running_totals,
+    tokens_generated,
+)
 from rollalloc.drivers.trl.tensors import training_inputs
 from rollalloc.drivers.trl.unsloth import check_patch, is_unsloths, laid_out, padded_by
 from rollalloc.named import signature_of
