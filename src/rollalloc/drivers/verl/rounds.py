@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from rollalloc.core.allocator import Allocator, NoProgress
 from rollalloc.core.events import Actions, Batch, Cancelled, Done, Offered, Order, Row, Updated
 from rollalloc.core.packing import exact_keys
-from rollalloc.drivers.verl.figures import Step
+from rollalloc.drivers.verl.step_metrics import Step
 from rollalloc.generate.outcomes import RolloutResult, event_of, mostly_unscored, no_scores, tell
 from rollalloc.rewards.function import Scored, Unscored
 from rollalloc.runs.metrics import away, of_batch, prediction, scalars, totals

@@ -33,12 +33,12 @@ from rollalloc.data.overlap import warn_of_shared
 from rollalloc.drivers.verl.client import Client, ResumingClient, requests_left
 from rollalloc.drivers.verl.configure import configure, overlap_of
 from rollalloc.drivers.verl.diverging import check_update
-from rollalloc.drivers.verl.figures import COLUMNS
 from rollalloc.drivers.verl.loader import Prompts, fill_samples, refuse_columns_of
 from rollalloc.drivers.verl.minibatches import optimizer_steps, rows_multiple, spread
 from rollalloc.drivers.verl.reserved import READ_IN_VALIDATION
 from rollalloc.drivers.verl.rounds import Finished, Rounds, Session, SessionOutcome, Submission, TrainingRows
 from rollalloc.drivers.verl.settings import WITHOUT_GROUPS
+from rollalloc.drivers.verl.step_metrics import COLUMNS
 from rollalloc.files.atomic import write_text
 from rollalloc.rules.advantages import Rewards
 from rollalloc.runs.learning_signal import notices
