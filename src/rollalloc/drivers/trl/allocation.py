@@ -21,10 +21,10 @@ from rollalloc.core.sanity import doubts
 from rollalloc.core.table import PromptTable
 from rollalloc.drivers.trl.chats import decode, encode
 from rollalloc.drivers.trl.failures import by_all, uninterrupted
-from rollalloc.drivers.trl.features import Blocks
 from rollalloc.drivers.trl.generation import Generator
 from rollalloc.drivers.trl.keys import check_key, keyed, rows_of
 from rollalloc.drivers.trl.movement import Movement
+from rollalloc.drivers.trl.recipe_features import Blocks
 from rollalloc.drivers.trl.rewards import RewardFunctions
 from rollalloc.drivers.trl.rollout import Rollout
 from rollalloc.generate.outcomes import RolloutResult, mostly_unscored, no_scores, tell, uncertainty_of

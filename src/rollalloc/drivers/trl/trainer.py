@@ -20,12 +20,12 @@ from rollalloc.drivers.trl.averaging import AveragedWeights
 from rollalloc.drivers.trl.callback import AllocationCallback
 from rollalloc.drivers.trl.chats import decode, encode, parses
 from rollalloc.drivers.trl.context import check_prompts
-from rollalloc.drivers.trl.features import AUTO, features_for
 from rollalloc.drivers.trl.finite import FiniteTraining
 from rollalloc.drivers.trl.generation import Generator
 from rollalloc.drivers.trl.loss_check import LossCheck
 from rollalloc.drivers.trl.movement import Movement
 from rollalloc.drivers.trl.patched import arguments_of
+from rollalloc.drivers.trl.recipe_features import AUTO, features_for
 from rollalloc.drivers.trl.rewards import RewardFunctions
 from rollalloc.drivers.trl.rollout import Rollout
 from rollalloc.drivers.trl.step_metrics import (
