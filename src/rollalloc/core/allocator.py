@@ -1,7 +1,7 @@
 """The one stateful class of the core: a driver tells it what happened and asks it what to do.
 
 This class only dispatches. `lifecycle` takes a group from its draw to its end. `decisions` decides what to order.
-`batches` makes the batches. `endings` explains why a run ends. `saving` turns the state into plain data. These modules
+`batches` makes the batches. `endings` explains why a run ends. `saved_state` turns the state into plain data. These modules
 share the state in a `Run`. The time of a call depends on the number of groups that it touches, not on the number of
 prompts.
 """
@@ -14,7 +14,7 @@ from typing import Any
 
 from numpy.typing import ArrayLike
 
-from rollalloc.core import batches, decisions, endings, lifecycle, saving
+from rollalloc.core import batches, decisions, endings, lifecycle, saved_state
 from rollalloc.core.budget_tracker import Ends, Halt
 from rollalloc.core.errors import EventError, MetricError, NoProgress, RuleError
 from rollalloc.core.events import (
@@ -301,7 +301,7 @@ class Allocator:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the complete state as JSON data. Arrays are stored as {dtype, shape, base64}."""
-        return saving.dump(self._run)
+        return saved_state.dump(self._run)
 
     def load_state_dict(
         self, state: dict[str, Any], *, accept_recipe: bool = False, remap: ArrayLike | str | None = None
@@ -319,8 +319,8 @@ class Allocator:
             ValueError: the state has another schema, missing or unknown keys, another recipe, seed or data set, or
                 impossible values. The message names the place and the difference.
         """
-        run = saving.load(state, self.recipe, self.table, self.seed, accept_recipe, remap)
-        same_recipe = not any(saving.differences(state["recipe"], self.recipe.description))
+        run = saved_state.load(state, self.recipe, self.table, self.seed, accept_recipe, remap)
+        same_recipe = not any(saved_state.differences(state["recipe"], self.recipe.description))
         lifecycle.go_on(run, same_recipe=same_recipe, same_prompts=remap is None)
         run.on_close = self._run.on_close
         self._run = run

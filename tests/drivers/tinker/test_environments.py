@@ -13,7 +13,7 @@ from tinker_toys import decode
 
 from rollalloc import recipes
 from rollalloc.core.errors import NoScores
-from rollalloc.drivers.tinker import Environments, Remote, ServiceFailed, rollouts
+from rollalloc.drivers.tinker import Environments, Remote, ServiceFailed, remote_engine
 from rollalloc.drivers.tinker.trajectories import NOTHING, Trajectory, pack, unpack
 
 
@@ -159,7 +159,7 @@ class Blocking(Env):
 @pytest.mark.parametrize("where", ["training", "evaluation"])
 def test_an_environment_that_holds_up_all_others_ends_the_run(by_hand, trainer_of, monkeypatch, where):
     monkeypatch.setattr(Blocking, "released", threading.Event())
-    monkeypatch.setattr(rollouts, "CLOSING_S", 0.1)
+    monkeypatch.setattr(remote_engine, "CLOSING_S", 0.1)
     blocked, fine = environments([Builder(0, env=Blocking)]), environments([Builder(0)])
     given = {"episodes": blocked} if where == "training" else {"episodes": fine, "heldout": blocked}
     trainer = trainer_of(recipes.grpo(groups=1, n=4), 16, remote=Remote(request_seconds=0.3), **given)

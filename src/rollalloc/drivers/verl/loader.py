@@ -96,7 +96,7 @@ class Prompts:
 
 
 def refuse_columns_of(dataset: Any, files: str, allowed: frozenset[str] = frozenset()) -> None:
-    """Raise an error if the first row of a data set has columns with reserved names; see `names.refuse_columns`."""
+    """Raise an error if the first row of a data set has columns with reserved names; see `reserved.refuse_columns`."""
     if dataset is not None and len(dataset):
         row = dataset[0]
         refuse_columns(row, row.get("extra_info"), files, allowed)

@@ -433,7 +433,7 @@ class Rounds:
         return scalars(run | of_batch(self.allocator, batch) | self._figures | own)
 
     def groups_table(self) -> list[tuple[Any, ...]]:
-        """The rows of the table of groups for the last step, with the columns of `figures.COLUMNS`."""
+        """The rows of the table of groups for the last step, with the columns of `step_metrics.COLUMNS`."""
         return list(self._figures.get("groups_table", ()))
 
     def state_dict(self) -> dict[str, Any]:
