@@ -1009,7 +1009,7 @@ def test_a_prompt_that_is_sent_away_is_no_longer_left_in_the_same_epoch(until, l
         pool.take(prompt)
         pool.give_back(prompt, until, drawn_epoch=0, version=0)
     assert pool.left == 3
-    pool.look()
+    pool.after_batch()
     assert pool.should_warn
     for epoch, left in later.items():
         pool.begin(epoch)

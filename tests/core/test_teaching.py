@@ -16,7 +16,7 @@ def spoken(shares, each=BATCH):
     for at, share in enumerate(shares):
         wrong = round(share * each)
         teaching.add({"all_wrong": wrong, "mixed": each - wrong})
-        teaching.look()
+        teaching.after_batch()
         if teaching.should_warn:
             said.append(at)
     return said
@@ -46,7 +46,7 @@ def test_of_one_rollout_a_prompt_only_a_success_rate_near_an_end_is_said():
         teaching, said = Teaching(), 0
         for _ in range(100):
             teaching.add({"right": round(right * 100), "wrong": 100 - round(right * 100)})
-            teaching.look()
+            teaching.after_batch()
             said += teaching.should_warn
         assert said == expected
 
@@ -88,7 +88,7 @@ def test_of_pilots_nothing_is_said_until_hardly_any_prompt_is_worth_more_rollout
         for _ in range(100):
             wrong, right = round(agree * 180), round(agree * 20)
             teaching.add({"pilots_wrong": wrong, "pilots_right": right, "mixed": 200 - wrong - right})
-            teaching.look()
+            teaching.after_batch()
             said += teaching.should_warn
         assert said == expected
 
@@ -113,7 +113,7 @@ def test_a_saved_state_is_all_of_it():
     teaching = Teaching()
     for _ in range(3):
         teaching.add({"all_wrong": WINDOW})
-        teaching.look()
+        teaching.after_batch()
     teaching.add({"mixed": 5})
     saved = json.loads(json.dumps(teaching.state_dict()))
     assert (saved["said"], saved["since"], saved["speaks"]) == (1, 2 * WINDOW, False)

@@ -63,6 +63,6 @@ def test_a_removal_that_is_killed_leaves_what_the_next_one_removes(tmp_path, mon
     with pytest.raises(KeyboardInterrupt):
         checkpoint.remove_all(tmp_path)
     monkeypatch.setattr(Path, "unlink", unlink)
-    assert checkpoint.foreign(tmp_path) == []
+    assert checkpoint.foreign_files(tmp_path) == []
     checkpoint.clear_away(tmp_path)
     assert [*(tmp_path / "checkpoints").iterdir()] == []

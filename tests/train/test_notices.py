@@ -11,7 +11,7 @@ from rollalloc.generate.sampling import Sampling
 from rollalloc.rewards.function import Scored, Unscored
 from rollalloc.train.config import Config
 from rollalloc.train.evaluation import Breadth, Evaluation
-from rollalloc.train.loading import check
+from rollalloc.train.loading import check_run
 from rollalloc.train.notices import Notices, counted, of_first_evaluation
 from rollalloc.train.train import train
 from tiny_policy import lines_of
@@ -87,7 +87,7 @@ class Looked:
     def after(self, *outcomes, truncated=False):
         for outcome in outcomes:
             self.outcomes.add(outcome, truncated=truncated, tokens=1)
-        self.notices.rolled_out(self.allocator, self.outcomes)
+        self.notices.check_rollouts(self.allocator, self.outcomes)
 
 
 def test_rollouts_without_a_score_are_said_once_with_their_reasons(caplog):
@@ -120,7 +120,9 @@ def test_a_slow_reward_is_said_once_where_it_takes_most_of_the_time(caplog):
 @pytest.mark.parametrize(("constant", "said"), [(0.0, 2), (None, 0)])
 def test_a_reward_that_told_held_out_samples_apart_is_not_suspected_for_a_few_rollouts(constant, said, caplog):
     looked = Looked()
-    looked.notices.first_evaluation(Evaluation(0.0 if constant == 0 else 0.1, None, sampled=48, constant=constant))
+    looked.notices.check_first_evaluation(
+        Evaluation(0.0 if constant == 0 else 0.1, None, sampled=48, constant=constant)
+    )
     looked.allocator.teaching.add({"all_wrong": 64})
     looked.after()
     assert len(caplog.messages) == said
@@ -144,5 +146,5 @@ def test_a_recipe_that_filters_says_that_all_is_wrong_although_it_comes_to_no_ba
 def test_a_budget_below_one_batch_is_refused_with_the_number_to_type(recipe, least, run_of):
     parameters = {"groups": 4} | {"grpo": {"n": 4}, "dapo": {"n": 4, "gen_groups": 8}, "reinforce": {}}[recipe]
     with pytest.raises(ValueError, match=f"give at least --max-rollouts {least}, or smaller batches"):
-        check(run_of(recipe, parameters, max_rollouts=least - 1))
-    check(run_of(recipe, parameters, max_rollouts=least))
+        check_run(run_of(recipe, parameters, max_rollouts=least - 1))
+    check_run(run_of(recipe, parameters, max_rollouts=least))

@@ -54,8 +54,8 @@ def make_batch(run: Run, short_because: str | None) -> Batch | None:
         discard_waiting(run)
     run.budgets.batch_opened = 0
     run.barren = 0  # with the new weights, the same prompts may give groups to train on
-    run.teaching.look()
-    run.pool.look()
+    run.teaching.after_batch()
+    run.pool.after_batch()
     run.batch = Batch(tuple(rows), run.version, short_because)
     run.changed()
     return run.batch

@@ -141,7 +141,7 @@ class PromptPool:
         """Number of prompts that may be drawn in this epoch or the next, including prompts in flight."""
         return len(self.due_N) - self.out
 
-    def look(self) -> None:
+    def after_batch(self) -> None:
         """Set `should_warn` after a batch.
 
         A warning is due when the share of prompts left falls below `LEAST_SHARE`, and again each time it has halved. When

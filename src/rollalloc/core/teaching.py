@@ -27,7 +27,7 @@ _ROUNDING = 1e-6  # tolerance for means of float32 scores near 0 or 1
 
 
 class Limits(NamedTuple):
-    """Thresholds for warnings about a share, see `Teaching.look`."""
+    """Thresholds for warnings about a share, see `Teaching.after_batch`."""
 
     begin: float
     end: float
@@ -125,7 +125,7 @@ class Teaching:
         shares = {name: total[name] / count for name in OUTCOMES} if count else {}
         return shares if count >= WINDOW or (count >= FIRST and never_differed(shares)) else {}
 
-    def look(self) -> None:
+    def after_batch(self) -> None:
         """Move the window forward after a batch, and set `should_warn`.
 
         A warning is due when the share without a learning signal reaches `Limits.begin`. It is repeated when the share has

@@ -84,7 +84,7 @@ class Claims:
         if beside:
             files = _of_file(self.folder / HIDDEN).names()
             names = [name for name in names if name not in files and not _holds_only(self.folder / name, beside)]
-        refuse(self.folder, names, remedy)
+        refuse_foreign(self.folder, names, remedy)
 
     def names(self) -> frozenset[str]:
         """The claimed paths, relative to the folder; none if there is no manifest.
@@ -107,7 +107,7 @@ class Claims:
             ) from None
         return frozenset(names)
 
-    def foreign(self, names: Iterable[str]) -> list[str]:
+    def foreign_files(self, names: Iterable[str]) -> list[str]:
         """The subset of these names that exist in the folder and are not claimed."""
         ours = self.names()
         return [name for name in names if name not in ours and os.path.lexists(self.folder / name)]
@@ -119,7 +119,7 @@ class Claims:
             FileExistsError: a file that is not claimed has one of these names.
         """
         names = list(names)
-        refuse(self.folder, self.foreign(names), remedy)
+        refuse_foreign(self.folder, self.foreign_files(names), remedy)
         self.keep(self.names().union(names))
 
     def keep(self, names: Iterable[str]) -> None:
@@ -173,14 +173,14 @@ def refuse_foreign_files(paths: Iterable[Path]) -> None:
     for path in paths:
         ours = path.name in _of_file(path).names() and path.is_file() and not path.is_symlink()
         if os.path.lexists(path) and not ours:
-            refuse(path.parent, [path.name], "move it away, or give another place (--out)")
+            refuse_foreign(path.parent, [path.name], "move it away, or give another place (--out)")
 
 
 def _of_file(path: Path) -> Claims:
     return Claims(path.parent, "file")
 
 
-def refuse(folder: Path, foreign: Iterable[str], remedy: str) -> None:
+def refuse_foreign(folder: Path, foreign: Iterable[str], remedy: str) -> None:
     """Raise an error if there are files that rollalloc did not write.
 
     Args:
@@ -250,7 +250,7 @@ class Lock:
             return
         hidden = self.folder / HIDDEN
         if os.path.lexists(hidden) and not hidden.is_dir():
-            refuse(self.folder, [HIDDEN], "move it away, or give another folder")
+            refuse_foreign(self.folder, [HIDDEN], "move it away, or give another folder")
         path = _lock_file(self.folder, self.kind)
         while True:
             self._made = [new for new in (path, hidden) if not new.exists()]

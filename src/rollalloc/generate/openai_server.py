@@ -216,7 +216,7 @@ class ServedModel:
         self._thread.call(self._client.close)
         self._stack.__exit__(kind, *rest)
 
-    def check(self) -> None:
+    def check_server(self) -> None:
         """Check that the server responds, uses the protocol, accepts the key and serves the model. Nothing is generated.
 
         Raises:

@@ -292,7 +292,7 @@ class _Wave:
         ends_V: NDArray[np.bool_],
     ) -> None:
         # The first step does the prefill, because only a step handles out-of-memory errors.
-        self._begin = partial(Rows, model, prompts, prompt_B, pad_id)
+        self._prefill = partial(Rows, model, prompts, prompt_B, pad_id)
         self._rollouts, self._sampling, self._ends_V = rollouts, sampling, ends_V
         self._rows: Rows | None = None
         self._place_of = {rollout: place for place, rollout in enumerate(rollouts)}
@@ -341,7 +341,7 @@ class _Wave:
     def _advance(self) -> Rows:
         """Run the model for one step. Return the rows, with logits for the next token."""
         if self._rows is None:
-            self._rows = self._begin()
+            self._rows = self._prefill()
             return self._rows
         running_B = self._running_B[self._place_B]
         if np.count_nonzero(running_B) < (1 - FINISHED_SHARE_TO_DROP) * len(running_B):

@@ -408,4 +408,4 @@ class SubsampledPilots(RowRule):
             return {}
         if self.first:
             return {"the pilots that were ordered first": max(kept) < min(left)}
-        return dict(MaxVariance(self.n).best(metrics_G[kept], metrics_G[left]))
+        return dict(MaxVariance(self.n).compare_with_left_out(metrics_G[kept], metrics_G[left]))

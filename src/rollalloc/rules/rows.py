@@ -116,9 +116,9 @@ class _Some(RowRule):
             == kept_M.size
             == min(self.m, group.scored),
             "each with weight 1": set(chosen[1].tolist()) <= {1.0},
-        } | (self.best(kept_M, left_L) if left_L.size else {})
+        } | (self.compare_with_left_out(kept_M, left_L) if left_L.size else {})
 
-    def best(self, kept_M: NDArray[np.float64], left_L: NDArray[np.float64]) -> dict[str, bool]:
+    def compare_with_left_out(self, kept_M: NDArray[np.float64], left_L: NDArray[np.float64]) -> dict[str, bool]:
         """Compare the chosen rewards with the rewards that were left out. Neither array is empty."""
         return {}
 
@@ -130,7 +130,7 @@ class MaxVariance(_Some):
     def choose(self, group: GroupView, rng: np.random.Generator) -> NDArray[np.int64]:
         return max_variance_subset(group.rewards_G, self.m)
 
-    def best(self, kept_M: NDArray[np.float64], left_L: NDArray[np.float64]) -> dict[str, bool]:
+    def compare_with_left_out(self, kept_M: NDArray[np.float64], left_L: NDArray[np.float64]) -> dict[str, bool]:
         all_G = np.concatenate([kept_M, left_L])
         if comb(all_G.size, kept_M.size) > _MOST_SUBSETS:
             return {}
@@ -145,7 +145,7 @@ class MaxReward(_Some):
     def choose(self, group: GroupView, rng: np.random.Generator) -> NDArray[np.int64]:
         return np.sort(np.argsort(-group.rewards_G, kind="stable")[: self.m])
 
-    def best(self, kept_M: NDArray[np.float64], left_L: NDArray[np.float64]) -> dict[str, bool]:
+    def compare_with_left_out(self, kept_M: NDArray[np.float64], left_L: NDArray[np.float64]) -> dict[str, bool]:
         return {"no rollout that was left out has a higher reward": bool(kept_M.min() >= left_L.max())}
 
 
@@ -170,7 +170,7 @@ class Percentile(_Some):
         rank_M = ((np.arange(self.m) + 0.5) * count / self.m).astype(np.int64)
         return np.sort(np.argsort(group.rewards_G, kind="stable")[rank_M])
 
-    def best(self, kept_M: NDArray[np.float64], left_L: NDArray[np.float64]) -> dict[str, bool]:
+    def compare_with_left_out(self, kept_M: NDArray[np.float64], left_L: NDArray[np.float64]) -> dict[str, bool]:
         all_G, count = sorted([*kept_M.tolist(), *left_L.tolist()]), kept_M.size + left_L.size
         parts = [(j * count // self.m, -(-(j + 1) * count // self.m) - 1) for j in range(self.m)]
         spread = zip(sorted(kept_M.tolist()), parts, strict=True)

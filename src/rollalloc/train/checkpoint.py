@@ -54,10 +54,10 @@ class Checkpoint:
     tensors: dict[str, dict[str, Tensor]]
 
 
-def foreign(folder: Path) -> list[str]:
+def foreign_files(folder: Path) -> list[str]:
     """Files among a run's checkpoints that rollalloc did not write, as paths in the run's folder."""
     places = [*(folder / CHECKPOINTS).glob(f"{_HIDDEN}*"), *_places(folder / CHECKPOINTS)]
-    return [f"{CHECKPOINTS}/{place.name}/{name}" for place in places for name in _foreign(place)]
+    return [f"{CHECKPOINTS}/{place.name}/{name}" for place in places for name in _foreign_in(place)]
 
 
 def remove_all(folder: Path) -> None:
@@ -109,7 +109,7 @@ def save(
             sync(file)
         sync(partial)
         if final.exists():  # a corrupt checkpoint; otherwise the run would have resumed from it
-            if foreign := _foreign(final):
+            if foreign := _foreign_in(final):
                 raise FileExistsError(
                     f"{', '.join(foreign)} in the folder does not belong to a checkpoint; move it away"
                 )
@@ -126,7 +126,7 @@ def save(
         raise OSError(getattr(error, "errno", None) or errno.EIO, what, str(final)) from error
     kept = sorted(number for number in _numbers(parent) if number <= batches)[-keep:]
     for number in _numbers(parent):
-        if number not in kept and not _foreign(parent / str(number)):
+        if number not in kept and not _foreign_in(parent / str(number)):
             _remove(parent / str(number))
 
 
@@ -230,7 +230,7 @@ def _ours(place: Path) -> set[str]:
     return {name for name in (*named, *usual) if Path(name).name == name and (place / name).is_file()}
 
 
-def _foreign(place: Path) -> list[str]:
+def _foreign_in(place: Path) -> list[str]:
     """Files in a checkpoint's folder that rollalloc did not write."""
     ours = _ours(place)
     return sorted(path.name for path in place.iterdir() if path.name not in ours)

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from rollalloc.data.feature_blocks import Features
 from rollalloc.data.feature_file import save_features
 from rollalloc.files.atomic import naming, remove_partials
-from rollalloc.files.claims import HIDDEN, Claims, Lock, refuse, refuse_read_only
+from rollalloc.files.claims import HIDDEN, Claims, Lock, refuse_foreign, refuse_read_only
 from rollalloc.files.names import (
     ALLOCATOR,
     CHECKPOINTS,
@@ -120,8 +120,8 @@ class RunFolder:
         if held is not None and not overwrite:
             do = "go on with it (--resume), replace what it wrote (--overwrite), or give another folder (--out)"
             raise FileExistsError(f"{self.path} holds {held}; {do}")
-        inside = [*self._claims.foreign(self._inside(MODEL)), *checkpoint.foreign(self.path)]
-        refuse(self.path, self._claims.foreign(_NAMES) or inside, _REMEDY)
+        inside = [*self._claims.foreign_files(self._inside(MODEL)), *checkpoint.foreign_files(self.path)]
+        refuse_foreign(self.path, self._claims.foreign_files(_NAMES) or inside, _REMEDY)
 
     def begin(self, *, overwrite: bool = False) -> None:
         """Begin a new run in the folder. A second call does nothing. For arguments and errors see `check`."""

@@ -39,12 +39,12 @@ _NO_FEATURES = "none"
 Loaded = tuple[PromptSet, PromptSet | None]  # training prompts and held-out prompts
 
 
-def check(config: Config, loaded: Loaded | None = None) -> Loaded:
+def check_run(config: Config, loaded: Loaded | None = None) -> Loaded:
     """Check a run, as far as possible without its model. Return its prompts.
 
     Args:
         config: configuration of the run.
-        loaded: the run's prompts, if the caller has loaded them and tried the reward. None: `check` does both.
+        loaded: the run's prompts, if the caller has loaded them and tried the reward. None: `check_run` does both.
 
     Raises:
         ValueError: the device cannot be used; the recipe cannot be made, or has too few prompts or rollouts; the recipe

@@ -43,49 +43,49 @@ class Notices:
         self._config, self._report, self._clock = config, report, clock
         self._began = clock()
         self._said: set[str] = set()
-        self._teaching: str | None = None
+        self._last_warning: str | None = None
         self._differs = False  # whether the first evaluation found scores that differ
 
-    def first_evaluation(self, evaluation: Evaluation) -> None:
+    def check_first_evaluation(self, evaluation: Evaluation) -> None:
         """Check the evaluation of the initial model."""
         self._differs = evaluation.accuracy is not None and evaluation.sampled > 0 and evaluation.constant is None
         for text in of_first_evaluation(evaluation):
-            self._say(text, text)
+            self._warn_once(text, text)
         if evaluation.truncated > _HALF * evaluation.sampled or (
             evaluation.sampled and self._config.sampling.max_new_tokens == 1
         ):
-            self._cut_off(f"{evaluation.truncated:,} of {evaluation.sampled:,} held-out samples")
+            self._warn_of_truncation(f"{evaluation.truncated:,} of {evaluation.sampled:,} held-out samples")
         if evaluation.accuracy is not None and not -_ROUNDING <= evaluation.accuracy <= 1 + _ROUNDING:
-            self._say("no rate", _of_no_rate(f"the mean held-out metric is {evaluation.accuracy:.4g}"))
-        self._look_at_time()
+            self._warn_once("no rate", _of_no_rate(f"the mean held-out metric is {evaluation.accuracy:.4g}"))
+        self._check_time()
 
-    def rolled_out(self, allocator: Allocator, outcomes: Outcomes) -> None:
+    def check_rollouts(self, allocator: Allocator, outcomes: Outcomes) -> None:
         """Check the rollouts scored so far. Call this even before the first batch, which may take long."""
-        self._look_at_time()
+        self._check_time()
         unscored, paid = sum(outcomes.unscored.values()), allocator.paid
         if unscored >= max(FIRST * _MANY, paid * _MANY) and paid >= FIRST:
-            self._say(
+            self._warn_once(
                 "unscored",
                 f"check the reward function: {unscored:,} of the first {paid:,} rollouts have no score: "
                 f"{counted(outcomes.unscored)}. They are paid for and not trained on",
             )
         if outcomes.no_rate is not None:
-            self._say("no rate", _of_no_rate(f"a rollout has the metric {outcomes.no_rate:.4g}"))
+            self._warn_once("no rate", _of_no_rate(f"a rollout has the metric {outcomes.no_rate:.4g}"))
         if outcomes.ended >= FIRST and outcomes.truncated > _HALF * outcomes.ended:
-            self._cut_off(f"{outcomes.truncated:,} of the first {outcomes.ended:,} rollouts")
+            self._warn_of_truncation(f"{outcomes.truncated:,} of the first {outcomes.ended:,} rollouts")
         if not allocator.version:
-            self.teaching(in_words(allocator.teaching.final_shares()), allocator.paid)
+            self.warn_of_no_signal(in_words(allocator.teaching.final_shares()), allocator.paid)
 
-    def teaching(self, text: str | None, paid: int) -> None:
+    def warn_of_no_signal(self, text: str | None, paid: int) -> None:
         """Warn that rollouts give no learning signal, unless the last warning had the same text.
 
         If the scores of the first evaluation differ, there is no warning before `WINDOW` rollouts are paid.
         """
-        if text is not None and text != self._teaching and not (self._differs and paid < WINDOW):
-            self._teaching = text
-            self._say(f"teaching: {len(self._said)}", text)
+        if text is not None and text != self._last_warning and not (self._differs and paid < WINDOW):
+            self._last_warning = text
+            self._warn_once(f"teaching: {len(self._said)}", text)
 
-    def _cut_off(self, which: str) -> None:
+    def _warn_of_truncation(self, which: str) -> None:
         most = self._config.sampling.max_new_tokens
         text = (
             f"{which} were cut off at {most:,} tokens, end of sequence included, and may not have reached their "
@@ -96,9 +96,9 @@ class Notices:
                 "--max-new-tokens 1: each rollout is a single token. If this is the end of sequence, the answer is empty; "
                 "otherwise the answer is cut off. If answers are longer than one token, set a larger value"
             )
-        self._say("cut off", text)
+        self._warn_once("cut off", text)
 
-    def _look_at_time(self) -> None:
+    def _check_time(self) -> None:
         if "slow" in self._said or not self._config.notices:
             return
         report = self._report()
@@ -107,14 +107,14 @@ class Notices:
         elapsed = self._clock() - self._began
         share = seconds / workers / max(elapsed, 1e-9)
         if seconds / workers >= _SLOW_S and share >= _HALF:
-            self._say(
+            self._warn_once(
                 "slow",
                 f"the reward function is slow: it took {seconds / max(1, count):.2g} s a sample, {min(share, 1):.0%} of "
                 f"the time so far with {workers} worker{'s' * (workers > 1)}. More --reward-workers, or a faster function, "
                 "would help",
             )
 
-    def _say(self, name: str, text: str) -> None:
+    def _warn_once(self, name: str, text: str) -> None:
         if self._config.notices and name not in self._said:
             self._said.add(name)
             log.warning("%s", text)

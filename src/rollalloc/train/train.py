@@ -48,7 +48,7 @@ from rollalloc.train.decision_log import DecisionLog
 from rollalloc.train.evaluation import Evaluation, HeldOut, Interrupted, evaluate, wait_unless_stopped
 from rollalloc.train.folder import RunFolder, Saves
 from rollalloc.train.grid import Grid
-from rollalloc.train.loading import check, encoded, features_for, held_out_of, scorer_of
+from rollalloc.train.loading import check_run, encoded, features_for, held_out_of, scorer_of
 from rollalloc.train.notices import Notices
 from rollalloc.train.run_json import resumed, was_begun_in, write_config
 from rollalloc.train.saving import Checkpoints
@@ -101,7 +101,7 @@ def train(
         else:
             overwrite = overwrite or (resume and place.is_broken() and was_begun_in(config, folder))
             place.check(overwrite=overwrite)
-        prompts, heldout_prompts = check(config)
+        prompts, heldout_prompts = check_run(config)
         recipe = config.make_recipe()
         with tracked(config.track, folder, config.description(), listener) as listen, scorer_of(config) as scorer:
             policy = Policy.load(config.model, device=config.device)
@@ -227,7 +227,7 @@ class Loop(ABC):
 
     def _train(self) -> str:
         """Run the loop. Return why the run is over."""
-        self._begin()
+        self._count_cost_of_features()
         self._evaluate_until(0)
         why = self._why_stop()
         if why is None:
@@ -251,7 +251,7 @@ class Loop(ABC):
         self._finish(why)
         return why
 
-    def _begin(self) -> None:
+    def _count_cost_of_features(self) -> None:
         """Count the cost of the features, unless the run is resumed."""
         if self.features is None or self.checkpoints.newest is not None:
             return
@@ -280,7 +280,7 @@ class Loop(ABC):
             self._tell(self.engine.poll(wait=not goes_on))
         self.counters.seconds += time.perf_counter() - started
         if self._is_due(actions) or (self.engine.can_update and not self.engine.streams):
-            self._notices.rolled_out(self.allocator, self.engine.outcomes)
+            self._notices.check_rollouts(self.allocator, self.engine.outcomes)
         if actions.finished is None or self.allocator.batch is not None:
             return None
         if 2 * self.allocator.accounts()["failed"] <= self.allocator.paid:
@@ -368,7 +368,7 @@ class Loop(ABC):
             evaluation = self.evaluate()
             self.grid.add(version, evaluation)
             if is_first:
-                self._notices.first_evaluation(evaluation)
+                self._notices.check_first_evaluation(evaluation)
         figures = self.grid.record(at) | {"eval_seconds": round(time.perf_counter() - started, 4)}
         self._write({"kind": "eval", **self.counters.made, **figures}, {"examples": self.engine.examples()})
 
@@ -499,7 +499,7 @@ class Loop(ABC):
         if not self.config.notices:
             figures["teaching"] = {}
             return
-        self._notices.teaching(notice(self.allocator.teaching), self.allocator.paid)
+        self._notices.warn_of_no_signal(notice(self.allocator.teaching), self.allocator.paid)
         if (line := self.allocator.few_prompts()) is not None:
             log.warning("%s", line)
 

@@ -74,7 +74,7 @@ def test_under_a_recipe_the_callback_says_what_the_core_says(notices, main, capl
         rewards=SimpleNamespace(is_weighted_sum=True, names=("right",)),
     )
     allocation.allocator.teaching.add({"all_wrong": 2048})
-    allocation.allocator.teaching.look()
+    allocation.allocator.teaching.after_batch()
     callback = AllocationCallback(allocation, None, None, accept_recipe=False, accept_data=False, notices=notices)
     state = SimpleNamespace(global_step=1, is_world_process_zero=main)
     callback.on_step_end(SimpleNamespace(**ONE_STEP), state, None)

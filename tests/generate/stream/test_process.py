@@ -232,7 +232,7 @@ def silence(caplog):
 def looked(silence, now, signs, seconds):
     for _ in range(seconds):
         now[0] += 1
-        silence.look(signs, "3 rollouts")
+        silence.check(signs, "3 rollouts")
 
 
 def test_silence_is_said_now_and_then_and_given_up_at_last(silence, caplog):

@@ -58,5 +58,5 @@ class SilenceCallback(TrainerCallback):
         self._step = step
         equal = round(share * rollouts)
         self._teaching.add({"all_alike": equal, "mixed": rollouts - equal})
-        self._teaching.look()
+        self._teaching.after_batch()
         return self._teaching.should_warn

@@ -82,7 +82,7 @@ class ProcessBackend:
         self._restarts = 0
         self._ended_since = True  # whether a rollout has ended since the process was last replaced
         self._silence = Silence(lambda: f"the process that generates ({self._spawned.process.pid})", limit_s)
-        self._begin()
+        self._start_process()
 
     # ------------------------------------------------------------------------------------------------- the interface
 
@@ -109,14 +109,14 @@ class ProcessBackend:
                     ended += self._take(said)
                     said = self._heard.inbox.get_nowait()
             except Empty:
-                self._look(f"{len(self._rows)} rollouts")
+                self._check_silence(f"{len(self._rows)} rollouts")
                 if monotonic() >= until:
                     break
         return ended
 
     def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
         while not self._heard.wait_until_copied(LOOK_S):  # wait until the process has copied the last weights
-            self._look(f"the weights of version {version}")
+            self._check_silence(f"the weights of version {version}")
         self._weights.put(weights)
         self._version = version
         self._heard.copied = False
@@ -135,17 +135,17 @@ class ProcessBackend:
         self._heard.end(self._spawned.connection)
         self._rows.clear()
 
-    def _look(self, what: str) -> None:
+    def _check_silence(self, what: str) -> None:
         """Check that the process has not been silent for too long. `what` is the subject of "... wait for it"."""
         try:
-            self._silence.look(self._heard.signs, what)
+            self._silence.check(self._heard.signs, what)
         except BackendDied:
             self._spawned.end()
             raise
 
     # ----------------------------------------------------------------------------------------------------- the process
 
-    def _begin(self) -> None:
+    def _start_process(self) -> None:
         shared = (self._weights, self._fixed)
         self._spawned = Spawned(
             _serve, *shared, self._version, self._decoding, self._threads, name="rollalloc generator"
@@ -186,7 +186,7 @@ class ProcessBackend:
         log.warning("the process that generates ended %s; a new process starts %d rollouts again", how, len(self._rows))
         self._restarts += 1
         self._ended_since = False
-        self._begin()
+        self._start_process()
         lost = [replace(NOTHING_YET, rollout=rollout, cancelled=True) for rollout in sorted(self._cancelled)]
         for rollout in self._cancelled:
             del self._rows[rollout]

@@ -34,7 +34,7 @@ class Silence:
         """Begin to watch a new process."""
         self._signs, self._silent_s, self._say_s, self._looked = 0, 0.0, 0.0, self._clock()
 
-    def look(self, signs: int, what: str) -> None:
+    def check(self, signs: int, what: str) -> None:
         """Check the process. Call this at least once every `LOOK_S` seconds while something waits for it.
 
         Args:

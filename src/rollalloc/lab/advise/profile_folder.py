@@ -12,7 +12,7 @@ from typing import Any, Self
 from rollalloc.core.packing import differences
 from rollalloc.data._files import read_rows
 from rollalloc.files.atomic import write_text
-from rollalloc.files.claims import Claims, Lock, refuse, refuse_read_only
+from rollalloc.files.claims import Claims, Lock, refuse_foreign, refuse_read_only
 from rollalloc.files.names import ANSWERS, FEATURES, PROFILE, PROMPTS, REWARDS, ROLLOUTS
 from rollalloc.files.opening import read_text
 from rollalloc.files.stamps import GrowingStamp, Stamp
@@ -65,7 +65,9 @@ class ProfileFolder:
         """
         self._claims.refuse_taken("give a new or empty folder (--out)")
         if self.path.exists():
-            refuse(self.path, self._claims.foreign(_NAMES), "give another folder (--out), or move it away")
+            refuse_foreign(
+                self.path, self._claims.foreign_files(_NAMES), "give another folder (--out), or move it away"
+            )
             self._lock.take()
         else:
             refuse_read_only(self.path)

@@ -99,7 +99,7 @@ def sample_served(
         try:
             with scorer_of(run) as scorer, ServedModel(endpoint, ask) as served:
                 if answers.missing:
-                    served.check()
+                    served.check_server()
                 before = place.begin(overwrite=overwrite)
                 if before < len(drawn):
                     write_rows(folder, given, drawn)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rollalloc.files.atomic import write_text
-from rollalloc.files.claims import Claims, Lock, refuse
+from rollalloc.files.claims import Claims, Lock, refuse_foreign
 from rollalloc.files.names import METRICS
 from rollalloc.lab.bench.pool import Failure, Job, RunsFailed, carry_out, processes_at_once
 from rollalloc.processes.stopping import Stopped, StopRequest
@@ -17,7 +17,7 @@ from rollalloc.runs.reader import newest_line, newest_lines, read_metrics, read_
 from rollalloc.runs.recorded import RecordedRun
 from rollalloc.train.config import OF_DATA_AND_REWARD, Config
 from rollalloc.train.folder import RunFolder
-from rollalloc.train.loading import Loaded, check
+from rollalloc.train.loading import Loaded, check_run
 from rollalloc.train.run_json import folder_of, is_described_in, is_run_in
 
 RESULTS = "results.json"
@@ -67,7 +67,7 @@ def compare(
         if not is_run_in(run, place):
             RunFolder(place).check(overwrite=overwrite)
     claims, stop = Claims(folder, "comparison"), StopRequest()
-    refuse(folder, claims.foreign([RESULTS]), _REMEDY)
+    refuse_foreign(folder, claims.foreign_files([RESULTS]), _REMEDY)
     failures: list[Failure] = []
     if todo:
         with Lock(folder, "comparison"), stop.heard():
@@ -99,7 +99,7 @@ def check_places(runs: Sequence[Config], folder: Path) -> None:
     """
     claims = Claims(folder, "comparison")
     claims.refuse_taken(beside="run")
-    refuse(folder, claims.foreign([RESULTS]), _REMEDY)
+    refuse_foreign(folder, claims.foreign_files([RESULTS]), _REMEDY)
     for run in runs:
         with RunFolder(folder_of(run, folder)) as place:
             # Accept our own runs here. They are compared with the new runs later, when the data of the new runs is known.
@@ -110,13 +110,13 @@ def check_runs(runs: Sequence[Config], folder: Path) -> None:
     """Raise an error, before any run starts, if a run is impossible. Finished runs in the folder are not checked.
 
     Raises:
-        ValueError, OSError, ImportError: for the same reasons as in `rollalloc.train.loading.check`.
+        ValueError, OSError, ImportError: for the same reasons as in `rollalloc.train.loading.check_run`.
     """
     checked: dict[tuple[Any, ...], Loaded] = {}
     for run in runs:
         if not is_finished(run, folder_of(run, folder)):
             data = tuple(getattr(run, name) for name in OF_DATA_AND_REWARD)
-            checked[data] = check(run, checked.get(data))
+            checked[data] = check_run(run, checked.get(data))
 
 
 def _carry_out(

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from rollalloc.data.prompts import write_prompts
-from rollalloc.files.claims import refuse
+from rollalloc.files.claims import refuse_foreign
 from rollalloc.files.opening import opened
 
 SETTINGS = "settings.json"  # the file that records a task's settings, in the task's folder
@@ -175,7 +175,7 @@ def _emptied(partial: Path) -> Path:
     """
     if os.path.lexists(partial):
         if not (partial / SETTINGS).is_file() and any(partial.iterdir()):
-            refuse(partial.parent, [partial.name], "move it away, or choose another folder")
+            refuse_foreign(partial.parent, [partial.name], "move it away, or choose another folder")
         shutil.rmtree(partial)
     partial.mkdir()
     return partial
