@@ -1,7 +1,7 @@
 """REINFORCE on Unsloth's FastLanguageModel with LoRA, on sums of two digits.
 
 python examples/unsloth_reinforce.py    # on a CPU, with a tiny random model: shows that it runs
-MODEL=HuggingFaceTB/SmolLM2-135M-Instruct python examples/unsloth_reinforce.py    # on a GPU
+MODEL=HuggingFaceTB/SmolLM2-135M-Instruct python examples/unsloth_reinforce.py    # on a GPU, or, slowly, on a CPU
 """
 
 # ruff: noqa: E402
@@ -9,22 +9,16 @@ MODEL=HuggingFaceTB/SmolLM2-135M-Instruct python examples/unsloth_reinforce.py  
 
 import os
 import tempfile
-from typing import Any
 
 MODEL = os.environ.get("MODEL")
-if not MODEL:  # Unsloth's own switches: without a GPU it patches nothing, and cannot compile
-    os.environ |= {"UNSLOTH_ALLOW_CPU": "1", "UNSLOTH_COMPILE_DISABLE": "1", "UNSLOTH_FORCE_FLOAT32": "1"}
+if not MODEL:
+    os.environ["UNSLOTH_FORCE_CPU"] = "1"  # Unsloth's kernels for GPUs do not fit a model that is so narrow
 
 from unsloth import FastLanguageModel  # before TRL and rollalloc, because it patches TRL
 
-if not MODEL:
-    from unsloth.models.rl import _patch_trl_rl_trainers
-
-    _patch_trl_rl_trainers("grpo_trainer")  # as Unsloth itself does where it finds a GPU
-
+# isort: split
 from datasets import Dataset
-from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM
 from trl import GRPOConfig
 
 from rollalloc import recipes
@@ -39,29 +33,30 @@ def correct(completions: list[str], answer: list[str], **_: object) -> list[floa
     return [float(text.strip().startswith(right)) for text, right in zip(completions, answer, strict=True)]
 
 
-def tiny(folder: str) -> tuple[Any, PreTrainedTokenizerFast]:
-    """A random model over the numbers to 99, saved and loaded again, as a model from the hub would be."""
+def save_tiny(folder: str) -> str:
+    """Save a random model over the numbers to 99 and its tokenizer; returns the folder."""
     tokenizer = word_tokenizer([*map(str, range(100)), "+"])
-    sizes: dict[str, Any] = {
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-    }
-    words = len(tokenizer)
-    LlamaForCausalLM(LlamaConfig(vocab_size=words, max_position_embeddings=64, **sizes)).save_pretrained(folder)
-    return AutoModelForCausalLM.from_pretrained(folder), tokenizer
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=256,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
 
 
 def main() -> None:
     out = tempfile.mkdtemp()
-    lora = {"target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"], "r": 16, "lora_alpha": 16}
-    if MODEL:
-        model, tokenizer = FastLanguageModel.from_pretrained(MODEL, max_seq_length=256, load_in_4bit=False)
-        model = FastLanguageModel.get_peft_model(model, **lora)
-    else:  # FastLanguageModel asks for the properties of a GPU
-        model, tokenizer = tiny(f"{out}/model")
-        model = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **lora))
+    model, tokenizer = FastLanguageModel.from_pretrained(
+        MODEL or save_tiny(f"{out}/model"), max_seq_length=256, load_in_4bit=False
+    )
+    model = FastLanguageModel.get_peft_model(
+        model, r=16, lora_alpha=16, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"]
+    )
     args = GRPOConfig(
         out,
         per_device_train_batch_size=16,
@@ -74,7 +69,6 @@ def main() -> None:
         logging_steps=1,
         save_strategy="no",
         report_to="none",
-        use_cpu=not MODEL,
     )
     trainer = AllocatedGRPOTrainer(
         model,

@@ -48,6 +48,7 @@ NOT_RUN = {
     ("docs/models.md", "from transformers import AutoConfig"): "needs a GGUF file and the package that reads it",
     ("docs/simulate.md", "concurrency,seconds_per_token"): "a table of numbers",
     ("docs/tinker.md", "python3.12 -m venv sky"): "installs SkyRL from the net, gigabytes of it",
+    ("docs/unsloth.md", "from unsloth import"): "run where Unsloth is: tests/drivers/unsloth/test_cpu_backend.py",
 }
 # Carried out for real: they take seconds at most and write into the temporary folder only.
 CHEAP = {"features", "recipes", "waste", "data convert", "data environment"}
