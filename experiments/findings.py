@@ -1,4 +1,4 @@
-"""What is true of Pilot-Commit: the runs, tables and figures of docs/findings.md.
+"""What is true of Pilot-Commit: the runs, tables and figures of docs/released.md.
 
 `python experiments/findings.py QUESTION --tasks FOLDER --out FOLDER [--seeds K]` answers one question, prints its tables and
 draws its figure into the folder; what is there is not repeated, and what was begun goes on.

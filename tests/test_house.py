@@ -70,7 +70,7 @@ def test_no_import_points_up(name):
 
 @pytest.mark.parametrize("way", ["`rollalloc train`", "TRL", "verl"])
 def test_the_design_page_shows_a_rollouts_way_in_at_most_a_dozen_files(way):
-    page = (Path(__file__).parents[1] / "docs" / "design.md").read_text("utf-8")
+    page = (Path(__file__).parents[1] / "docs" / "protocol.md").read_text("utf-8")
     section = page.partition(f"\n**{way}**\n")[2].partition("\n**")[0].partition("\n## ")[0]
     files = re.findall(r"`([\w/]+\.py)`", section)
     assert 8 <= len(files) <= 12
@@ -79,7 +79,7 @@ def test_the_design_page_shows_a_rollouts_way_in_at_most_a_dozen_files(way):
 
 
 def test_the_design_page_names_the_packages_in_the_order_of_imports():
-    page = (Path(__file__).parents[1] / "docs" / "design.md").read_text("utf-8")
+    page = (Path(__file__).parents[1] / "docs" / "protocol.md").read_text("utf-8")
     tree = re.search(r"```\nsrc/rollalloc/\n(.*?)```", page, re.DOTALL)
     assert tree is not None
     assert tuple(re.findall(r"^  (\w+)", tree[1], re.MULTILINE)) == FLOORS

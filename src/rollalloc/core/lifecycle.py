@@ -117,7 +117,7 @@ def _moved(event: Updated) -> float:
 
 
 def may_replay(run: Run, row: Row) -> bool:
-    """Whether the run may train again on this row (law 12 of docs/design.md)."""
+    """Whether the run may train again on this row (law 12 of docs/protocol.md)."""
     replay = run.recipe.replay
     return replay is not None and row.prompt != GONE and run.finished is None and replay.takes(row, run.version)
 

@@ -1,4 +1,4 @@
-"""The conformance kit: it tests a recipe, or an allocator, against the laws of docs/design.md.
+"""The conformance kit: it tests a recipe, or an allocator, against the laws of docs/protocol.md.
 
     from rollalloc.testing import check_recipe
 
