@@ -191,6 +191,18 @@ def test_an_accepted_recipe_goes_on_from_the_state():
     assert sum(copy.accounts().values()) == copy.paid
 
 
+def test_a_recipe_with_less_staleness_drops_groups_that_are_too_old_for_it_and_fills_its_batch(drive):
+    """One of the first three groups is trained on in each of two batches; at version 2, the third is too old."""
+    old = drive(recipes.dapo(1, 2, 3, "carry").replace(max_staleness=3), 12)
+    for _ in range(2):
+        old.until_batch()
+        old.update()
+    less = drive(old.allocator.recipe.replace(max_staleness=1), 12)
+    less.allocator.load_state_dict(old.allocator.state_dict(), accept_recipe=True)
+    assert {row.version for row in less.until_batch().batch.rows} == {2}
+    assert less.allocator.accounts()["stale"] == 2
+
+
 def test_groups_in_flight_do_not_fit_a_recipe_with_other_stages(saved):
     refuse(
         saved,

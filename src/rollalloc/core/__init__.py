@@ -1,7 +1,7 @@
 """The core decides which prompts get how many rollouts, which rollouts are stopped, and which are trained on.
 
 It needs only numpy: no I/O, no clock, no logging, no threads, no torch. This page explains how it works, and why. What
-a driver and a rule must do is in docs/protocol.md, and the laws are in docs/design.md.
+a driver and a rule must do, and the laws, are in docs/protocol.md.
 
 Two calls, one state
 ====================

@@ -1,9 +1,9 @@
 """The one stateful class of the core: a driver tells it what happened and asks it what to do.
 
-This class only dispatches. `lifecycle` takes a group from its draw to its end. `decisions` decides what to order.
-`batches` makes the batches. `endings` explains why a run ends. `saved_state` turns the state into plain data. These modules
-share the state in a `Run`. The time of a call depends on the number of groups that it touches, not on the number of
-prompts.
+`rollalloc.core` explains how the core works. This class only dispatches. `lifecycle` takes a group from its draw to its end.
+`decisions` decides what to order. `batches` makes the batches. `endings` explains why a run ends. `saved_state` turns the
+state into plain data. These modules share the state in a `Run`. The time of a call depends on the number of groups that it
+touches, not on the number of prompts.
 """
 
 from __future__ import annotations
@@ -119,11 +119,13 @@ class Allocator:
         for number, event in enumerate(events):
             run.waits = False
             try:
+                # Nearly every event is a `Done`, and `match` tries its cases one by one, so this test comes first.
                 if isinstance(event, Done):
                     on_done(run, event)
                 else:
                     self._on_other(event)
             except EventError as error:
+                # The same class again: drivers catch `MetricError` to say what the reward function should return.
                 raise type(error)(f"event {number}, {error}") from None
 
     def _on_other(self, event: Event) -> None:
@@ -158,17 +160,22 @@ class Allocator:
                 return NOTHING
             if not budgets.limited:  # second fast path: only the capacity changed
                 return Actions(decisions.hand_out(run, capacity))
+        # Before orders are handed out, because a stop rule may take back rollouts that were not ordered yet.
         if flight.touched:
             lifecycle.stop_early(run)
+        # Tokens are counted when a rollout ends, so a budget can run out after rollouts were decided and before they
+        # are ordered.
         if budgets.limited and budgets.overdrawn():
             lifecycle.withhold(run)
         batch, orders = None, ()
         if not (run.settled and flight.owner):  # if settled, the last decision still holds
+            # Settled and nothing running: no batch became possible, but `_resolve` below is due.
             batch = None if run.settled else batches.full_batch(run)
             if batch is None and run.finished is None:
                 halt = decisions.decide(run)
                 if not flight.owner and run.idle():
                     batch = self._resolve(halt)
+        # No orders beside a batch, so that a synchronous driver generates them with the weights that the batch makes.
         if budgets.owed and batch is None and run.finished is None:
             orders = decisions.hand_out(run, capacity)
         cancel = release = ()
@@ -178,6 +185,7 @@ class Allocator:
         if run.release:
             release, run.release = tuple(run.release), []
         actions = Actions(orders, cancel, release, batch, run.finished)
+        # Only without a capacity: with one, a driver may poll while another thread trains.
         if capacity is None and run.batch is not None and actions == NOTHING:
             self._await_update()
         return actions
@@ -185,6 +193,8 @@ class Allocator:
     def _await_update(self) -> None:
         """Raise `NoProgress` if a synchronous driver asks a second time where nothing can happen before `Updated`."""
         run = self._run
+        # While a stopped rollout has not ended, the driver owes its event, and may ask as often as it likes until
+        # then.
         idle = not (run.flight.owner or run.flight.stopped)
         if idle and run.waits:
             raise NoProgress(
@@ -199,6 +209,7 @@ class Allocator:
         Called if no rollout is running and no rollout could be ordered.
         """
         run = self._run
+        # Before the groups that are ready are looked at: with more prompts, they may become a full batch.
         if halt is not None and halt.ends is Ends.NOTHING:
             raise NoProgress(halt.why)
         if run.flight.ready:
@@ -213,6 +224,8 @@ class Allocator:
                 return None
         if halt is None or halt.ends is not Ends.RUN:
             raise NoProgress(halt.why if halt else endings.no_progress(run))
+        # Law 5: all payloads are released by the end of the run, those of waiting groups and of rows kept for replay
+        # too.
         lifecycle.discard_waiting(run)
         lifecycle.forget(run, list(run.kept.values()))
         run.finished = halt.why
@@ -229,6 +242,7 @@ class Allocator:
             for group in run.flight.groups.values()
             for stage, rollouts in group.by_stage(sorted(group.running))
         ]
+        # The next `ask` lists these. Each action is returned once (law 4), so they are left out here.
         not_handed_out = set(run.cancel)
         cancel = tuple(rollout for rollout in run.flight.stopped if rollout not in not_handed_out)
         return Actions(tuple(orders), cancel, (), run.batch, run.finished)
@@ -240,6 +254,8 @@ class Allocator:
             return 0
         if run.blocked() or run.finished or endings.opening_halt(run) or not run.pool.any_due():
             return 0
+        # The same numbers as in `decisions._intake`. If this were larger, a driver would read prompts that no group
+        # is opened for.
         groups = decisions.at_most_candidates(run, run.recipe.intake(run.view(), run.memory))
         return max(0, groups - len(run.drawn) - rule.waiting(run.memory))
 
@@ -283,6 +299,7 @@ class Allocator:
     def accounts(self) -> dict[str, int]:
         """Number of rollouts by the cause of their end. "open" counts all other rollouts that were ordered."""
         accounts = self._run.accounts
+        # As a difference, so that the causes always sum to what was ordered (law 8).
         return accounts | {"open": self.paid - sum(accounts.values())}
 
     def scoreless(self) -> bool:
@@ -319,6 +336,7 @@ class Allocator:
             ValueError: the state has another schema, missing or unknown keys, another recipe, seed or data set, or
                 impossible values. The message names the place and the difference.
         """
+        # The state is loaded into a new run, so that an error leaves the present one as it is.
         run = saved_state.load(state, self.recipe, self.table, self.seed, accept_recipe, remap)
         same_recipe = not any(saved_state.differences(state["recipe"], self.recipe.description))
         lifecycle.go_on(run, same_recipe=same_recipe, same_prompts=remap is None)

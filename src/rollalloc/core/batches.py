@@ -26,6 +26,8 @@ def full_batch(run: Run) -> Batch | None:
     """The next batch, or None if too few groups are ready."""
     if run.batch is not None or run.finished is not None or run.need() > 0:
         return None
+    # `Updated` drops what gets too old. This finds groups only after a load under a recipe with less staleness: they
+    # count as ready, `choose` leaves them out, and without this the batch would never be complete.
     for group in [group for group in run.flight.ready.values() if run.stale(group)]:
         drop(run, group, "stale", NOW)
     # Without staleness, wait until no group is running. The batch then does not depend on which rollouts end first.
@@ -40,7 +42,10 @@ def make_batch(run: Run, short_because: str | None) -> Batch | None:
     chosen = choose(run, len(recipe.stages) - 1, min(recipe.groups, len(run.flight.ready)))
     if not chosen or (short_because is None and len(chosen) < recipe.groups):
         return None
+    # The promote rule's order says who goes on, not where a row stands in the batch.
     groups = sorted(chosen, key=_id)
+    # All rules answer before any group is closed: a rule over the batch needs all groups, and closing a group changes
+    # what the rules see.
     choices = [_choose_rows(run, group) for group in groups]
     if recipe.over_batch is not None:
         choices = _credit_over_batch(run, groups, choices)
@@ -50,6 +55,7 @@ def make_batch(run: Run, short_because: str | None) -> Batch | None:
     replays = _replays(run)
     run.replayed += len(replays)
     rows += replays
+    # After the update, these groups are too old to train on.
     if recipe.max_staleness == 0:
         discard_waiting(run)
     run.budgets.batch_opened = 0
@@ -121,7 +127,9 @@ def _train(run: Run, group: Group, choice: _Choice) -> list[Row]:
     trained = [done[at] for at in chosen]
     kept = set(chosen)
     if len(kept) < len(done):
+        # No update needs these, so they are free now. The rows of the batch are free after `Updated`.
         run.release.extend(other.rollout for at, other in enumerate(done) if at not in kept)
+    # Rows without an advantage change no weight (unless the loss has other terms), so they count as what they are.
     fate = "trained" if choice.advantages.any() else "zero_variance"
     run.accounts[fate] += len(chosen)
     run.accounts["unselected"] += len(done) - len(chosen)
@@ -137,6 +145,7 @@ def _checked_rows(
     recipe: Recipe, chosen_M: NDArray[np.int64], weights_M: NDArray[np.float64], scored: int
 ) -> tuple[list[int], list[float]]:
     chosen: list[int] = chosen_M.tolist()
+    # Booleans are no indices: a mask would be read as the indices 0 and 1.
     whole = chosen_M.ndim == 1 and chosen_M.dtype.kind in "iu"
     if not whole or not chosen or len(set(chosen)) < len(chosen) or min(chosen) < 0 or max(chosen) >= scored:
         raise RuleError(

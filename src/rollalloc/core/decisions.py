@@ -20,16 +20,19 @@ def decide(run: Run) -> Halt | None:
     """Decide rollouts for waiting groups and for new groups. Return why no more groups could be opened, or None."""
     if run.blocked():
         return None
+    # Before the moves below: `_enter` takes it back, so it stays True only if the decision moves no group.
     run.settled = True
     halt = None
     for stage in reversed(range(len(run.recipe.stages) - 1)):  # groups in later stages come first
         halt = _promote(run, stage) or halt
+    # If the budget had no room for a group that waits, no new group may take what is left of it.
     return halt or _intake(run)
 
 
 def _promote(run: Run, stage: int) -> Halt | None:
     """Move groups that passed this stage into the next stage, as many as the batch needs."""
     flight = run.flight
+    # Without the groups that are ready, which `need` has already subtracted.
     ahead = sum(flight.running_S[stage + 1 :]) + sum(map(len, flight.waiting_S[stage + 1 : -1]))
     k = run.need() - ahead
     if k <= 0:
@@ -48,6 +51,8 @@ def choose(run: Run, stage: int, k: int) -> list[Group]:
     k = min(k, len(waiting))
     views = [group.view for group in waiting]
     promote = run.recipe.stages[stage].promote
+    # `next_rollout` grows with every group that enters a stage. So each decision draws anew, and a decision that is
+    # repeated after a load draws the same.
     chosen = promote(views, k, run.view(), rng_when_used(run.seed, "promote", stage, run.next_rollout))
     if not chosen:
         return []
@@ -62,6 +67,7 @@ def _intake(run: Run) -> Halt | None:
     wanted = run.recipe.intake(run.view(), run.memory)
     if wanted <= 0:
         return None
+    # Before the draw, because a prompt that is drawn cannot be put back: the rule's memory has moved on.
     if halt := endings.opening_halt(run):
         return halt
     prompts = _draw(run, at_most_candidates(run, wanted))
@@ -73,6 +79,7 @@ def _intake(run: Run) -> Halt | None:
         run.next_group += 1
     entered = _enter(run, groups, 0)
     run.budgets.batch_opened += entered
+    # The rule has drawn these and will not draw them again, so they are kept for when there is room.
     run.drawn = prompts[entered:] + run.drawn
     return None if entered == len(groups) else run.budgets.halt()
 
@@ -93,6 +100,7 @@ def _enter(run: Run, groups: list[Group], stage: int) -> int:
     for group, size in zip(groups, sizes, strict=True):
         if room is not None:
             if size > room:
+                # A smaller group behind it may not overtake: the rules have put the groups in this order.
                 break
             room -= size
         run.flight.move(group, Phase.RUNNING, stage)
@@ -138,7 +146,10 @@ def _draw(run: Run, k: int) -> list[tuple[Drawn, int]]:
 
 def _pick(run: Run, k: int, already: int) -> list[Drawn]:
     rule, free_N = run.recipe.prompts, run.pool.free_N.view()
+    # A rule that wrote into this array would give prompts away without the pool's knowledge.
     free_N.flags.writeable = False
+    # If a rule is asked twice in one decision, it must not draw the same numbers twice: `already` differs if the
+    # first answer had prompts, and the epoch differs if it had none.
     draw = rng_when_used(run.seed, "pick", run.next_group + already, run.pool.epoch)
     answer = rule.pick(run.memory, k, free_N, run.view(), draw)
     try:
@@ -186,6 +197,8 @@ def hand_out(run: Run, capacity: int | None) -> tuple[Order, ...]:
         return ()
     orders: list[Order] = []
     left, owner = room, run.flight.owner
+    # Groups are removed from a queue only when they reach its front, because searching the queue for a group that was
+    # dropped would take longer.
     for owing in reversed(run.flight.owing_S):
         while owing and left:
             group = owing[0]

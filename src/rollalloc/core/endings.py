@@ -19,12 +19,14 @@ def opening_halt(run: Run) -> Halt | None:
     if limit is not None and run.budgets.batch_opened >= limit:
         ready = f"{len(run.flight.ready)} of {run.recipe.groups} groups ready"
         return Halt(f"max_candidates: {limit} prompts tried, {ready}", Ends.BATCH)
+    # Before `barren`, which counts failed groups too: this says what is to be mended.
     if run.failing >= _OUTAGE:
         return Halt(
             f"failed: the last {run.failing} prompts tried gave no score, because their rollouts failed; prompts by "
             f"the fate of their last visit: {_fates(run)}",
             Ends.RUN,
         )
+    # At least a whole pass, and many of a small data set: each of 20 prompts may give equal rewards once by chance.
     if run.barren >= max(_PATIENCE, len(run.table)):
         return Halt(
             f"barren: none of the last {run.barren} prompts tried gave a group to train on; prompts by the fate of "
@@ -39,6 +41,7 @@ def opening_halt(run: Run) -> Halt | None:
 def prompts_halt(run: Run) -> Halt:
     """The reason why no prompt can be drawn."""
     loader = run.loader
+    # If the pool is dry, or no prompt may ever be drawn again, further offers would not help.
     if loader is not None and not run.pool.dry and run.pool.barred < len(run.table):
         if loader.ended(run.memory):
             return Halt("prompts: the loader has ended and all prompts that it offered were used", Ends.RUN)

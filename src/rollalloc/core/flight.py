@@ -55,6 +55,7 @@ class Flight:
     def _leave(self, group: Group) -> None:
         if group.phase is Phase.RUNNING:
             self.running_S[group.stage] -= 1
+        # A group that is only drawn is in no index.
         elif group.phase is not Phase.DRAWN:
             del self.waiting_S[self._passed(group)][group.id]
 
@@ -90,4 +91,5 @@ class Flight:
             for stage in sorted({group.stage_of(rollout) for rollout in group.owed}):
                 self.owing_S[stage].append(group)
         for stage, owing in enumerate(self.owing_S):
+            # By the first id that the stage ordered, because ids rise in the order in which groups entered.
             self.owing_S[stage] = deque(sorted(owing, key=lambda group, at=stage: group.spans[at]))

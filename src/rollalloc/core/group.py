@@ -60,6 +60,7 @@ class Group:
         self.awaited = 0  # number of cancelled rollouts without a terminal event
         self.stopped: list[int] = []  # number of tokens of each cancelled rollout that had generated tokens
         self.tokens = 0  # tokens paid for its rollouts
+        # Kept up to date by `add`, because every event asks for it.
         self.first_version: int | None = None  # lowest `version` of the rollouts in `done`
         self.until: Until = NEXT_EPOCH
         self.view = GroupView(self, statistics)
@@ -312,6 +313,7 @@ class GroupView:
 
     @property
     def _columns(self) -> _Columns:
+        # Results are only ever added, so the arrays are valid while their number is the same.
         if self._sorted_at != len(self._group.done):
             self._sorted_at = len(self._group.done)
             self._cached = _Columns(sorted(self._group.done, key=_rollout), self._group.spans)

@@ -29,9 +29,11 @@ _rollout, _metric = map(attrgetter, ("rollout", "metric"))
 
 def on_done(run: Run, done: Done) -> None:
     """Handle a rollout that was generated and scored."""
+    # All checks come before the first change, so that a refused event changes nothing.
     metric, first, last, uncertainty = done.metric, done.version, done.last_version, done.uncertainty
     try:
         possible = (
+            # Every comparison with NaN is false, so these also refuse NaN.
             -LARGEST <= done.reward <= LARGEST
             and -LARGEST <= metric <= LARGEST
             and 0 <= first <= run.version
@@ -55,7 +57,10 @@ def on_done(run: Run, done: Done) -> None:
         _end_stopped(run, done)
         return
     group.add(done)
+    # One score is enough: it shows that the reward function works and that the engine lives.
     run.failing = 0
+    # A judge that waits for whole groups would answer None. A group that has passed already goes to `judge` all the
+    # same, because this result may make it too old.
     if (group.running or group.owed) and run.patient_S[group.stage] and group.phase is _RUNNING:
         if len(group.done) >= run.stops_from_S[group.stage]:
             run.flight.touched[group.id] = group
@@ -74,6 +79,8 @@ def on_lost(run: Run, event: Failed | Cancelled) -> None:
         return
     if failed:
         group.failed += 1
+    # The length of a stopped rollout is a lower bound, from which rules learn. The length of a failed one says
+    # nothing.
     elif event.tokens:
         group.stopped.append(index(event.tokens))
     judge(run, group)
@@ -95,6 +102,7 @@ def on_updated(run: Run, event: Updated) -> None:
     run.version = version
     run.selection.begin()
     run.changed()
+    # Only now: until the update, the trainer needs the payloads of the batch (law 5).
     if run.recipe.replay is None and not run.kept:  # fast path: no rows are kept for replay
         run.release.extend(map(_rollout, batch.rows))
     else:
@@ -102,6 +110,7 @@ def on_updated(run: Run, event: Updated) -> None:
     run.batch = None
     forget(run, [row for row in run.kept.values() if not may_replay(run, row)])
     run.pool.on_version(version)
+    # Groups that still run too, because what is still generated for them would be thrown away.
     for group in [group for group in run.flight.groups.values() if run.stale(group)]:
         drop(run, group, "stale", NOW)
 
@@ -130,6 +139,7 @@ def go_on(run: Run, *, same_recipe: bool, same_prompts: bool) -> None:
         run.barren = run.failing = 0  # they counted prompts of the old data set
     training = {row.rollout for row in run.batch.rows} if run.batch else set[int]()  # needed until the next `Updated`
     forget(run, [row for row in run.kept.values() if row.rollout not in training and not may_replay(run, row)])
+    # Nobody could generate further rollouts of these, because their prompts are not in the data set.
     for group in [group for group in run.flight.groups.values() if group.prompt == GONE]:
         drop(run, group, "surplus", NOW)
 
@@ -219,6 +229,7 @@ def _end_stopped(run: Run, event: Done | Failed | Cancelled) -> None:
     tokens = index(event.tokens)
     if tokens and not isinstance(event, Failed):
         group.stopped.append(tokens)
+    # Not through `group.tokens`: if the group is over, `close` has already added these to the statistics.
     if group.prompt != GONE:
         run.statistics.tokens_N[group.prompt] += tokens
         _inform_sizes(run, group)
@@ -228,6 +239,7 @@ def _end_stopped(run: Run, event: Done | Failed | Cancelled) -> None:
 
 def _inform_sizes(run: Run, group: Group) -> None:
     """Let the size rules learn from a visit, once the group is over and all its cancelled rollouts have ended."""
+    # Not earlier: the lengths of a visit are complete only when the last stopped rollout has ended.
     if group.phase in OVER and not group.awaited:
         for at, stage in enumerate(run.recipe.stages):
             stage.size.observe(run.size_memory[str(at)], group.view)
@@ -266,6 +278,8 @@ def judge(run: Run, group: Group) -> None:
             run.flight.touched[group.id] = group
     elif verdict.act is Act.DROP:
         drop(run, group, verdict.reason, verdict.until)
+    # A judge may let a group pass before any rollout has a score, or after rollouts of very old weights. It could not
+    # be trained on.
     elif not group.done or run.stale(group):
         drop(run, group, "stale" if group.done else "failed", NOW)
     else:
@@ -289,6 +303,8 @@ def drop(run: Run, group: Group, reason: str, until: Until) -> None:
     stop(run, group, [*group.running, *group.owed])
     run.accounts[reason.partition("/")[0]] += len(group.done)
     run.release.extend(map(_rollout, group.done))
+    # A group that had passed was worth its rollouts. That it is now too old or surplus says nothing against the
+    # prompts.
     run.barren += group.phase is _RUNNING
     close(run, group, Phase.DROPPED, reason, until)
 
@@ -304,8 +320,10 @@ def close(run: Run, group: Group, phase: Phase, fate: str, until: Until) -> None
     run.selection.end(group)
     is_pilot = phase is Phase.DROPPED and group.stage < len(run.recipe.stages) - 1
     run.teaching.add(outcomes(group, fate, pilots=is_pilot))
+    # Before `close_visit`, because a rule compares this visit with the record of the visits before it.
     run.recipe.prompts.observe(run.memory, group.view, run.view())
     quarantined = False
+    # Cancelled rollouts alone are no failure of the prompt: the driver or a stop rule wanted them to end.
     if group.failed and not group.done:
         run.failing += 1
         failures, limit = run.statistics.fail(group.prompt), run.recipe.quarantine_after
@@ -326,6 +344,8 @@ def close(run: Run, group: Group, phase: Phase, fate: str, until: Until) -> None
 def discard_waiting(run: Run) -> None:
     """Drop every group that waits, in any stage."""
     for group in run.flight.waiting():
+        # When its verdict says, usually in the next epoch. If the prompt were free now, it would be drawn again
+        # before prompts that had no visit yet.
         drop(run, group, "surplus", group.until)
 
 
@@ -352,11 +372,14 @@ def stop(run: Run, group: Group, rollouts: Sequence[int]) -> None:
 
 def stop_early(run: Run) -> None:
     """Ask the stop rules about the groups that changed."""
+    # Emptied first, because `judge` below may touch a group again.
     touched, run.flight.touched = list(run.flight.touched.values()), {}
     for group in touched:
         rule = run.recipe.stages[group.stage].stop
         if rule is None or group.phase is not _RUNNING:
             continue
+        # The key has only the group: a rule that is asked again about a group draws the same numbers, so a driver
+        # that asks more often gives no rollout a second chance.
         named = rule(group.view, run.view(), rng_when_used(run.seed, "stop", group.id))
         if isinstance(named, SampledStops):
             _keep(group, rule, named)
@@ -387,9 +410,11 @@ def _keep(group: Group, rule: StopRule, sample: SampledStops) -> None:
 
 def withhold(run: Run) -> None:
     """After the budget is spent, remove the rollouts that were decided but not ordered."""
+    # By id, because a group may owe rollouts of two stages.
     for group in {group.id: group for owing in run.flight.owing_S for group in owing if group.owed}.values():
         stop(run, group, list(group.owed))
         if not group.unfinished and not group.done:
+            # Nothing failed here, but `judge` would call a group without a result failed.
             drop(run, group, "surplus", NOW)
         else:
             judge(run, group)

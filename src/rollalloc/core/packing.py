@@ -50,6 +50,7 @@ def unpack(packed: Packed) -> NDArray[Any]:
         raise ValueError(f"packed array of {packed['dtype']} cannot be read, {error}; the state is corrupt") from None
     if flat.size != int(np.prod(packed["shape"])):
         raise ValueError(f"packed array has {flat.size} entries for shape {packed['shape']}; the state is corrupt")
+    # `astype` copies, because `frombuffer` gives an array that cannot be written.
     return flat.reshape(packed["shape"]).astype(dtype.newbyteorder("="))
 
 
@@ -119,6 +120,7 @@ def reading(where: str) -> Generator[None]:
 
 def natural(value: Any, where: str) -> int:
     """Return a saved count; raise a ValueError if it is not a whole number of 0 or more."""
+    # Not `isinstance`, which takes True for 1.
     if type(value) is not int or not 0 <= value < _LARGEST:
         raise ValueError(f"{where}: expected a whole number of 0 or more, got {value!r}; the state is corrupt")
     return value
@@ -185,6 +187,7 @@ def exact_keys(state: Mapping[str, Any], expected: Iterable[str], where: str) ->
     """Raise a ValueError that names the missing and the unknown keys, unless the mapping has exactly these keys."""
     if not isinstance(state, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(f"{where}: expected a dictionary, got {type(state).__name__}; not a state of this version")
+    # Unknown keys are refused too: whatever they mean to the program that wrote them would be lost.
     missing, unknown = set(expected) - set(state), set(state) - set(expected)
     if missing or unknown:
         raise ValueError(
@@ -213,6 +216,7 @@ def describe(value: Any) -> Any:
         kind = type(value)
         described = {field.name: describe(getattr(value, field.name)) for field in fields(value)}
         return {"is": f"{kind.__module__}:{kind.__qualname__}"} | described
+    # Closures and lambdas have no name under which two runs could find that they are the same.
     if isinstance(value, types.FunctionType) and value.__closure__ is None and "<lambda>" not in value.__qualname__:
         return f"{value.__module__}:{value.__qualname__}"
     raise TypeError(

@@ -72,6 +72,7 @@ class PromptPool:
             if until <= version:
                 until = NOW
             else:
+                # It stays `away`: no number of epochs brings it back.
                 self.due_N[prompt] = _ON_VERSION
                 heapq.heappush(self._by_version, (until, prompt))
                 return
@@ -79,6 +80,8 @@ class PromptPool:
         if until.count is None:
             self.bar(prompt)
             return
+        # From the epoch of the draw: a visit that lasts into the next epoch must not delay the prompt by a further
+        # one.
         due = self.epoch if until.count == 0 else drawn_epoch + until.count
         self.out += due > self.epoch + 1
         self.due_N[prompt] = due
@@ -128,6 +131,7 @@ class PromptPool:
         """Begin this epoch."""
         self.epoch = epoch
         self.free_N = self.due_N <= epoch
+        # Prompts in flight or waiting for a version are above every epoch too, but come back.
         later_N = (self.due_N > epoch + 1) & (self.due_N < _ON_VERSION)
         self.out = int(np.count_nonzero(later_N)) + self.barred
         self.dry = False
@@ -187,5 +191,6 @@ class PromptPool:
             raise ValueError(
                 "pool, by_version: lists a prompt that is not waiting for a new version of the weights; the state is corrupt"
             )
+        # This computes `free_N` and `out` from `due_N`.
         self.begin(natural(state["epoch"], "pool, epoch"))
         self.dry = bool(state["dry"]) and source_N is None  # another data set may have new prompts to draw

@@ -35,6 +35,7 @@ class Act(Enum):
     DROP = "drop"  # the group ends; its running rollouts are cancelled
 
 
+# "open" comes last: it is no end, and `Allocator.accounts` computes it.
 CAUSES = ("trained", "zero_variance", "out_of_band", "stale", "surplus", "unselected", "cancelled", "failed", "open")
 _DROPS = tuple(cause for cause in CAUSES if cause not in ("trained", "open"))
 

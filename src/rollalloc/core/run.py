@@ -55,12 +55,15 @@ class Run:
         self.reads_rate = bool(recipe.rate_readers)
         self.patient_S = tuple(stage.judge.traits.waits_for_all for stage in recipe.stages)
         self.version = 0
+        # Only if a rule reads them, because they take 4 bytes for each prompt.
         recent = recipe.retire is not None or any(stage.judge.traits.reads_recent for stage in recipe.stages)
         self.statistics = PromptStatistics(len(table), recent=recent)
         self.pool = PromptPool(len(table))
         self.memory = _checked_memory(recipe.prompts, recipe.prompts.init(table))
         self.size_memory = {
-            str(at): _checked_memory(stage.size, stage.size.init(table)) for at, stage in enumerate(recipe.stages)
+            # By text, because JSON has no other keys.
+            str(at): _checked_memory(stage.size, stage.size.init(table))
+            for at, stage in enumerate(recipe.stages)
         }
         self.budgets = BudgetTracker(recipe.budget)
         self.flight = Flight(len(recipe.stages))
@@ -82,6 +85,8 @@ class Run:
         self.stops_from_S = tuple(
             inf if stage.stop is None else _least_scored(stage.stop, self.view()) for stage in recipe.stages
         )
+        # `self.view()` above was made for the stop rules. Without this, a saved state that is loaded into this run
+        # would be seen through a view of an empty run.
         self.changed()
 
     def changed(self, *, settled: bool = False) -> None:
@@ -102,7 +107,11 @@ class Run:
                 need=self.need(),
                 held_S=tuple(map(len, self.flight.waiting_S)),
                 running_S=tuple(self.flight.running_S),
+                # As of the last change: orders and results without a verdict do not renew the view, which would cost
+                # time at every event. The only rule that reads this number (`EveryRound`) asks whether a round is
+                # over, and the last event of a round brings a verdict, which is a change.
                 in_flight=len(self.flight.owner),
+                # With what is owed, so that handing out orders does not change it.
                 paid=self.budgets.paid + self.budgets.owed,
                 left=self.budgets.room(),
                 statistics=self.statistics,
@@ -130,6 +139,7 @@ class Run:
     def fresh(self, groups: Iterable[Group], updates: int) -> list[Group]:
         """The groups that are not too old after this many updates, sorted by id. Each must have a scored rollout."""
         oldest = self.version + updates - self.recipe.max_staleness
+        # Sorted, because the order in which groups begin to wait depends on which rollouts end first.
         return sorted([group for group in groups if group.first_version >= oldest], key=_id)  # pyright: ignore
 
     def stale(self, group: Group) -> bool:

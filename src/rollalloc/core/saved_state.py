@@ -89,6 +89,7 @@ def load(
         with reading("prompts"):
             exact_keys(state["prompts"], ("count", "keys", "features"), "keys")
             source_N = table.source_of(state["prompts"], remap)
+        # Before the groups, which are checked against the version and the ids in the books.
         _load_books(run, state, source_N)
         _load_in_flight(run, state, _Renumbering(source_N))
         _check_sums(run)
@@ -106,6 +107,7 @@ def _check_origin(run: Run, state: dict[str, Any], accept_recipe: bool) -> None:
         raise ValueError(
             f"expected schema {SCHEMA}, got {state['schema']!r}; resume with the version of rollalloc that saved it"
         )
+    # The keys of a new run's state, so that no list of them can be forgotten.
     exact_keys(state, dump(run), "keys")
     if state["seed"] != run.seed:
         raise ValueError(
@@ -156,6 +158,8 @@ def _load_memory(run: Run, saved: dict[str, Any], source_N: NDArray[np.int64] | 
     memory, own = run.memory, run.recipe.prompts
     same = rule == run.recipe.description["prompts"]
     if source_N is not None:
+        # A `remap` of the rule's own may rely on what the rule wrote, so it is not given another rule's memory. The
+        # inherited one compares names and shapes.
         if same or type(own).remap is PromptRule.remap:
             run.memory = own.remap(saved, source_N, run.table)
     elif _is_alike(saved, memory):

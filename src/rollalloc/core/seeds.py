@@ -16,6 +16,7 @@ def rng(seed: int, purpose: str, *ids: int) -> np.random.Generator:
         purpose: what is drawn, such as "rows". Generators with different purposes are independent.
         ids: ids of the draw, such as a group id; each 0 or more.
     """
+    # Not `hash`, which gives text another number in every process.
     key = [seed, crc32(purpose.encode()), *ids]
     # An array of 32-bit words gives the same stream and saves numpy the conversion of each number.
     entropy = np.array(key, np.uint32) if max(key) < 1 << 32 else key

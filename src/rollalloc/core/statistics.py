@@ -105,6 +105,7 @@ class PromptStatistics:
             self.fates.append(fate)
         self.fate_N[prompt] = self.fates.index(fate)
         self.version_N[prompt] = version
+        # A visit without a score is no evidence, and does not end a row of failed visits.
         if not metrics:
             return
         attempts, successes = len(metrics), sum(metrics)

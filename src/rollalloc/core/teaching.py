@@ -135,6 +135,7 @@ class Teaching:
         self._since += self._now.total()
         self._before.append(self._now)
         self._now = Counter[str]()
+        # Batches leave whole, so at least `WINDOW` rollouts stay.
         while sum(each.total() for each in self._before) - self._before[0].total() >= WINDOW:
             self._before.popleft()
         share, limits = silent(self.shares())
