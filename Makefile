@@ -32,11 +32,11 @@ UNSLOTH := .venv-unsloth/bin/python -m pip --quiet --disable-pip-version-check
 
 # torch first and by itself, so that what needs it takes this one. Where pip would fetch the build with several GB of CUDA,
 # TORCH="torch==2.13.0 --index-url <address of PyTorch's CPU wheels, from its install page>" takes the one without.
-.venv/ready: pyproject.toml
+.venv/ready: pyproject.toml lab/pyproject.toml
 	$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v < (3, 13) else f"rollalloc is tested on Python 3.11 and 3.12, this is {v[0]}.{v[1]}: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv .venv
 	$(PIP) $(TORCH)
-	$(PIP) --editable '.[dev]'
+	$(PIP) --editable '.[dev]' --editable ./lab
 	touch .venv/ready
 
 # GRPO in the shape that TRL has by default, 8 rollouts for each prompt.
@@ -55,7 +55,7 @@ laptop: .venv/ready
 	.venv/bin/rollalloc data chat filter --out runs/chat
 	.venv/bin/rollalloc compare --recipes grpo,reinforce --seeds 0 --processes $(JOBS) \
 		--model runs/smollm2 --prompts runs/chat/filter/train.parquet --heldout runs/chat/filter/heldout.parquet \
-		--reward rollalloc.lab.bench.tasks.chat:compute_score --max-new-tokens 24 --learning-rate 2e-5 \
+		--reward rollalloc.tasks.chat:compute_score --max-new-tokens 24 --learning-rate 2e-5 \
 		--max-rollouts 1280 --eval-every 640 --device cpu --out runs/laptop
 
 test: .venv/ready
@@ -110,7 +110,7 @@ types: .venv/ready
 	.venv/bin/pyright
 
 bench: .venv/ready
-	OMP_NUM_THREADS=1 .venv/bin/python benchmarks/every.py
+	OMP_NUM_THREADS=1 .venv/bin/python lab/benchmarks/every.py
 
 # For a person: GIVEN="--install all" installs each extra for real, gigabytes.
 package: .venv/ready

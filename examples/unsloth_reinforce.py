@@ -23,7 +23,7 @@ from trl import GRPOConfig
 
 from rollalloc import recipes
 from rollalloc.drivers.trl import AllocatedGRPOTrainer
-from rollalloc.lab.bench.tasks.tiny import word_tokenizer
+from rollalloc.tasks.tiny import word_tokenizer
 
 SUMS = [(a, b) for a in range(10) for b in range(10)]
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from rollalloc.lab.advise.curriculum import curriculum_of, write_curriculum
-from rollalloc.lab.advise.rates import fit_rates
-from rollalloc.lab.waste.groups import Groups
-from rollalloc.lab.waste.readers import read_log
+from rollalloc.advise.curriculum import curriculum_of, write_curriculum
+from rollalloc.advise.rates import fit_rates
+from rollalloc.waste.groups import Groups
+from rollalloc.waste.readers import read_log
 
 HITS, N = [0, 1, 4, 7, 8, 4], 8  # right rollouts of each of six prompts, of so many
 

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from rollalloc.generate.sampling import Sampling
-from rollalloc.lab.bench.presets import fields_of
-from rollalloc.lab.bench.tasks import sort
-from rollalloc.lab.bench.tasks.files import TaskFiles
-from rollalloc.lab.bench.tasks.tiny import WarmUp
+from rollalloc.tasks import sort
+from rollalloc.tasks.files import TaskFiles
+from rollalloc.tasks.presets import fields_of
+from rollalloc.tasks.tiny import WarmUp
 from rollalloc.train.config import Config
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rollalloc.lab.bench.tasks.chat import CHAT_TASKS, ChatFiles, prepare
+from rollalloc.tasks.chat import CHAT_TASKS, ChatFiles, prepare
 
 ROOT = Path(__file__).parents[1]
 

@@ -28,7 +28,11 @@ FLOORS = (
     "train",
     "testing",
     "drivers",
-    "lab",
+    "tasks",
+    "compare",
+    "waste",
+    "report",
+    "advise",
     "cli",
 )
 ROOT = Path(rollalloc.__file__).parent
@@ -108,11 +112,16 @@ def reachable(first: str, *, without: str) -> set[str]:
     return seen - {without}
 
 
-def test_training_a_model_of_ones_own_needs_nothing_of_the_benchmark():
+def test_the_library_imports_nothing_of_the_laboratory():
+    imported = {name for file in ROOT.rglob("*.py") for name in names_imported(file)}
+    assert not sorted(name for name in imported if name.partition(".")[0] == "rollalloc_lab")
+
+
+def test_training_a_model_of_ones_own_needs_no_task_and_no_judge_of_runs():
     modules = reachable("rollalloc.cli.train", without="rollalloc.cli.tasks")
     assert {"rollalloc.cli.sources", "rollalloc.train.config", "rollalloc.train.train"} <= modules
-    assert not sorted(name for name in modules if floor(name) == "lab")
-    assert "rollalloc.lab.bench.presets" in reachable("rollalloc.cli.tasks", without="")  # it makes a task's files
+    assert not sorted(name for name in modules if floor(name) in ("tasks", "compare", "waste", "report", "advise"))
+    assert "rollalloc.tasks.presets" in reachable("rollalloc.cli.tasks", without="")  # it makes a task's files
 
 
 # Packages that are imported and come with another one that pyproject.toml names; wandb and trackio are the user's own.

@@ -18,7 +18,7 @@ PAGES = [
         *ROOT.glob("*.md"),
         *ROOT.glob("dev/*.md"),
         *ROOT.glob("docs/*.md"),
-        *ROOT.glob("experiments/*.md"),
+        *ROOT.glob("lab/**/*.md"),
         *ROOT.glob("recipes/**/*.md"),
     ]
 ]

@@ -125,9 +125,10 @@ def test_a_mutant_dies_lives_or_is_none(tmp_path, capsys):
 
 def test_each_mutant_is_of_a_text_and_has_a_killer():
     """What moves takes its mutants along: found here in a moment, and not when each of them is run."""
-    wrong = []
-    for mutant in tool("mutants").load(ROOT / "tests" / "mutants.toml"):
-        source, (file, test) = ROOT / "src" / "rollalloc" / mutant.file, mutant.killer.partition("[")[0].split("::")[:2]
+    mutants, wrong = tool("mutants"), []
+    for mutant in mutants.load(ROOT / "tests" / "mutants.toml"):
+        source = mutants.module_of(mutant, ROOT / "src" / "rollalloc", ROOT / "lab" / "src" / "rollalloc_lab")
+        file, test = mutant.killer.partition("[")[0].split("::")[:2]
         if not source.exists() or source.read_text("utf-8").count(mutant.original) != 1:
             wrong.append(f"{mutant.breaks}: the text is not in {mutant.file} once")
         if not (ROOT / file).exists() or not re.search(rf"(def|class) {test}\b", (ROOT / file).read_text("utf-8")):

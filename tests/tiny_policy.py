@@ -16,9 +16,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from rollalloc import recipes
 from rollalloc.data.prompts import EncodedPrompts, PromptSet
 from rollalloc.generate.sampling import Sampling
-from rollalloc.lab.bench.tasks.tiny import EOS_ID, PAD_ID, word_tokenizer
 from rollalloc.models.policy import Policy
 from rollalloc.rewards.scorers import InlineScorer, Scorer
+from rollalloc.tasks.tiny import EOS_ID, PAD_ID, word_tokenizer
 from rollalloc.train.config import Config
 from rollalloc.train.train import Trainer
 

@@ -72,7 +72,7 @@ def probed(kind: str) -> dict[str, str]:
 
 def folders() -> list[str]:
     """The folders of tests but those that compute nothing."""
-    found = {path.parent.relative_to(ROOT) for path in ROOT.glob("tests/*/**/test_*.py")}
+    found = {path.parent.relative_to(ROOT) for path in ROOT.glob("**/tests/*/**/test_*.py")}
     return sorted(str(path) for path in found if not WITHOUT & {*path.parts} and not found & {*path.parents})
 
 

@@ -43,7 +43,7 @@ ENVIRONMENTS = (
 COMMAND = re.compile(
     r"(?:\b(python3\.\d+)\b.*)?(?:^|[`\s/])pip3?(?: -[-\w]+)* (?:install|download) ([^`\n#]+)", re.MULTILINE
 )
-LOCAL = re.compile(r"\.(?:\[([\w,-]+)\])?")  # this project, with extras
+LOCAL = re.compile(r"\.(?:/lab|\[([\w,-]+)\])?")  # this project, with extras, and its laboratory
 
 
 @dataclass(frozen=True)

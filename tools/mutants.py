@@ -36,7 +36,7 @@ class Mutant:
 
     Attributes:
         breaks: what does not hold any more.
-        file: below `src/rollalloc`.
+        file: below `src/rollalloc`, or below `lab/src/rollalloc_lab` as "lab/...".
         original: text that stands there once.
         mutant: what takes its place.
         killer: id of the test that must fail.
@@ -54,14 +54,20 @@ def load(file: Path) -> list[Mutant]:
     return [Mutant(**each) for each in tomllib.loads(file.read_text("utf-8"))["mutant"]]
 
 
+def module_of(mutant: Mutant, library: Path, laboratory: Path) -> Path:
+    """The file that a mutant changes, by the folders of both packages."""
+    in_lab = mutant.file.startswith("lab/")
+    return laboratory / mutant.file.removeprefix("lab/") if in_lab else library / mutant.file
+
+
 @contextmanager
-def applied(mutant: Mutant, package: Path) -> Iterator[None]:
-    """The package with the defect in it, for as long as the context lasts.
+def applied(mutant: Mutant, sources: Path) -> Iterator[None]:
+    """The packages in a folder with the defect in them, for as long as the context lasts.
 
     Raises:
         ValueError: the original text is not there exactly once.
     """
-    file = package / mutant.file
+    file = module_of(mutant, sources / "rollalloc", sources / "rollalloc_lab")
     source = file.read_text("utf-8") if file.exists() else ""
     if (times := source.count(mutant.original)) != 1:
         raise ValueError(f"expected this text once in {mutant.file}, found it {times} times: {mutant.original.strip()}")
@@ -99,7 +105,7 @@ class Server:
     """A process that runs one test at a time, each in a fork of itself, so that slow packages are imported once.
 
     Args:
-        sources: the folder with the package that the tests import; the process itself never imports it.
+        sources: the folder with the packages that the tests import; the process itself never imports it.
         root: the folder in which pytest runs.
         imports: packages to import beforehand.
     """
@@ -174,7 +180,7 @@ def _ended(child: int) -> int:
 def fault(mutant: Mutant, server: Server) -> str | None:
     """What is wrong with a mutant or its killer; None where it dies."""
     try:
-        with applied(mutant, server.sources / "rollalloc"):
+        with applied(mutant, server.sources):
             code, output = server.status(mutant.killer)
     except ValueError as error:
         return str(error)
@@ -198,7 +204,9 @@ def main(
     with TemporaryDirectory() as folder, ExitStack() as stack:
         copies = [Path(folder) / str(job) for job in range(jobs)]
         for sources in copies:
-            copytree(root / "src" / "rollalloc", sources / "rollalloc", ignore=ignore_patterns("__pycache__"))
+            for package in (root / "src" / "rollalloc", root / "lab" / "src" / "rollalloc_lab"):
+                if package.exists():  # a test of this tool has no laboratory
+                    copytree(package, sources / package.name, ignore=ignore_patterns("__pycache__"))
         code, output = all_pass(sorted({each.killer for each in mutants}), copies[0], root, jobs)
         if code:
             print(f"without a mutant the killers do not pass (pytest's exit status {code}):\n{output[-4000:]}")

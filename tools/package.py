@@ -33,9 +33,9 @@ PYTHONS = [each.rpartition(" ")[2] for each in CLASSIFIERS if ":: Python :: 3." 
 # What a person would miss who found it gone, whatever git says.
 NEEDED = (
     "rollalloc/py.typed",
-    "rollalloc/lab/bench/tuned/skills-late.json",
-    "rollalloc/lab/report/templates/report.html.j2",
-    "rollalloc/lab/report/templates/page.js",
+    "rollalloc/tasks/tuned/skills-late.json",
+    "rollalloc/report/templates/report.html.j2",
+    "rollalloc/report/templates/page.js",
 )
 # Imports what needs no extra, every module of it.
 CORE = """
@@ -49,15 +49,15 @@ print(rollalloc.__version__, rollalloc.__file__)
 # Reads what the wheel has besides Python.
 FILES = """
 from jinja2 import PackageLoader
-from rollalloc.lab.bench.presets import tuned_of
-assert tuned_of("skills/late") and tuned_of("walks/mixed")
-assert {"report.html.j2", "page.js"} <= set(PackageLoader("rollalloc.lab.report").list_templates())
+from rollalloc.tasks.presets import tuned_of
+assert tuned_of("skills/late")
+assert {"report.html.j2", "page.js"} <= set(PackageLoader("rollalloc.report").list_templates())
 """
 # Each extra → what must work where it is installed; a test holds the names against pyproject.toml.
 TRIES = {
-    "native": ("import rollalloc.cli.app, rollalloc.train.train, rollalloc.lab.bench.compare", FILES),
+    "native": ("import rollalloc.cli.app, rollalloc.train.train, rollalloc.compare.compare", FILES),
     "rewards": ("import rollalloc.rewards.math",),
-    "tasks": ("from rollalloc.lab.bench.tasks.gym import *; import reasoning_gym",),
+    "tasks": ("from rollalloc.tasks.gym import *; import reasoning_gym",),
     "lora": ("import peft, rollalloc.train.train",),
     "smollm2": ("import gguf, rollalloc.models.pretrained",),
     "data": ("import datasets, rollalloc.data.prepare",),

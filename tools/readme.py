@@ -3,8 +3,8 @@
     python tools/readme.py          # compares README with the results files; ends with an error if a figure differs
     python tools/readme.py --draw   # draws docs/result.png and docs/result-dark.png anew
 
-Results files: docs/against_trl.json (`benchmarks/against_trl.py report`), the tables of docs/leaderboard.md
-(`rollalloc bench`).
+Results files: docs/against_trl.json (`lab/benchmarks/against_trl.py report`), the tables of docs/leaderboard.md
+(`rollalloc-lab bench`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def against(size: str) -> dict[str, Any]:
 
 
 def arm(size: str, name: str) -> dict[str, Any]:
-    """The figures of one arm of benchmarks/against_trl.py."""
+    """The figures of one arm of lab/benchmarks/against_trl.py."""
     return next(each for each in against(size)["arms"] if each["arm"] == name)
 
 

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "rollalloc"
 API = (
     "recipes", "core", "rules", "predict", "testing", "data", "rewards", "runs", "models", "generate", "train", "drivers",
-    "lab", "files", "processes",
+    "tasks", "compare", "waste", "report", "advise", "files", "processes",
 )  # fmt: skip
 INTERNAL = {"cli"}  # packages that nobody imports
 EXAMPLES = ("examples/trl_sums.py", "examples/unsloth_reinforce.py")

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from rollalloc.data.prompts import write_prompts
-from rollalloc.lab.bench.tasks import sort
-from rollalloc.lab.bench.tasks.tiny import WarmUp
+from rollalloc.tasks import sort
+from rollalloc.tasks.tiny import WarmUp
 
 REWARD = (
     "def score(data_source, solution_str, ground_truth, extra_info):\n    return float(solution_str.startswith('s'))\n"

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from rollalloc.lab.bench.summary import ended
-from rollalloc.lab.report.page import sections
+from rollalloc.compare.summary import ended
+from rollalloc.report.page import sections
 from rollalloc.runs.discovery import comparisons
 from rollalloc.runs.reader import read_run
 from rollalloc.train.run_json import read_config

@@ -11,13 +11,13 @@ import rollalloc
 from rollalloc.cli.compare import cost_table
 from rollalloc.cli.options import RunOptions, parameters_of
 from rollalloc.cli.sources import end_said, run_of
+from rollalloc.compare.summary import LAST, Interval, RecipeSummary, Summary
 from rollalloc.data.prompts import write_prompts
 from rollalloc.generate.sampling import Sampling
-from rollalloc.lab.bench import presets
-from rollalloc.lab.bench.summary import LAST, Interval, RecipeSummary, Summary
 from rollalloc.models.lora import Lora
 from rollalloc.models.policy import Policy
 from rollalloc.runs.reader import read_metrics
+from rollalloc.tasks import presets
 from rollalloc.train.config import Config
 from rollalloc.train.defaults import default_parameters
 from rollalloc.train.objective import Clip, Loss
@@ -232,9 +232,7 @@ def test_every_option_of_a_run_is_in_the_help_of_both_commands(call):
             assert f"--{name.replace('_', '-')}" in output
 
 
-@pytest.mark.parametrize(
-    "command", ["train", "compare", "simulate", "bench", "features", "waste", "report", "data prepare"]
-)
+@pytest.mark.parametrize("command", ["train", "compare", "features", "waste", "report", "data prepare"])
 def test_eighty_columns_hold_every_option_by_its_whole_name(rollalloc, command):
     code, help_, _ = rollalloc(*command.split(), "--help", columns=80)
     assert code == 0

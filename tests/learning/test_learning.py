@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from rollalloc.generate.sampling import Sampling
-from rollalloc.lab.bench.presets import fields_of
-from rollalloc.lab.bench.tasks import skills
-from rollalloc.lab.bench.tasks.files import TaskFiles
-from rollalloc.lab.bench.tasks.tiny import WarmUp
+from rollalloc.tasks import skills
+from rollalloc.tasks.files import TaskFiles
+from rollalloc.tasks.presets import fields_of
+from rollalloc.tasks.tiny import WarmUp
 from rollalloc.train.config import Config
 from rollalloc.train.train import train
 from tiny_policy import one_thread

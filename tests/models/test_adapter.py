@@ -17,13 +17,13 @@ from rollalloc import recipes
 from rollalloc.generate import sync_engine
 from rollalloc.generate.outcomes import tell
 from rollalloc.generate.sampling import Sampling
-from rollalloc.lab.bench.tasks.tiny import PAD_ID
 from rollalloc.models.adapter import Adapter, digest_of, plain_weights
 from rollalloc.models.behaviour import Behaviour
 from rollalloc.models.likelihood import cache_argument, completion_logprobs
 from rollalloc.models.lora import Lora
 from rollalloc.models.policy import Policy
 from rollalloc.models.recomputing import recomputing
+from rollalloc.tasks.tiny import PAD_ID
 from rollalloc.train import evaluation
 from rollalloc.train.evaluation import HeldOut
 from rollalloc.train.objective import Loss

@@ -389,7 +389,7 @@ def test_of_a_choice_with_words_the_letter_counts(math, answer, chosen):
 @pytest.fixture(scope="module")
 def crossmatch():
     """The module that makes the cross-match table."""
-    path = Path(__file__).parents[2] / "benchmarks/crossmatch.py"
+    path = Path(__file__).parents[2] / "lab/benchmarks/crossmatch.py"
     spec = importlib.util.spec_from_file_location("crossmatch", path)
     assert spec is not None
     assert spec.loader is not None

@@ -42,7 +42,7 @@ def test_every_ordinary_answer_is_scored_right():
             assert outcome == (RIGHT if sample.name == "right" else WRONG)
 
 
-FUNCTIONS = f"{Path(__file__).parents[2] / 'benchmarks/hostile_functions.py'}:reward"
+FUNCTIONS = f"{Path(__file__).parents[2] / 'lab/benchmarks/hostile_functions.py'}:reward"
 FATES = {  # a few of each kind, and what becomes of them
     "fork_return": 0.75,
     "fork_raise": 0.75,

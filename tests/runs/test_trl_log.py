@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from rollalloc.lab.report.page import sections
-from rollalloc.lab.report.wording import caveats, story
+from rollalloc.report.page import sections
+from rollalloc.report.wording import caveats, story
 from rollalloc.runs.discovery import comparisons, run_folders
 from rollalloc.runs.reader import read_run
 

@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from rollalloc.cli.app import app
-from rollalloc.lab.report.page import sections
-from rollalloc.lab.report.wording import caveats, story
+from rollalloc.report.page import sections
+from rollalloc.report.wording import caveats, story
 from rollalloc.runs.discovery import comparisons
 from rollalloc.runs.reader import read_run
 

@@ -30,7 +30,7 @@ REWARD = """def compute_score(data_source, solution_str, ground_truth, extra_inf
 def furnish(folder: Path) -> None:
     """Put the files that commands and snippets name into a folder: models, prompts, a reward, logs of runs."""
     from rollalloc.data._files import write_rows
-    from rollalloc.lab.bench.tasks.tiny import Shape, tiny_model, word_tokenizer
+    from rollalloc.tasks.tiny import Shape, tiny_model, word_tokenizer
 
     tokenizer = word_tokenizer(WORDS)
     tokenizer.chat_template = "{% for message in messages %}k0 {% endfor %}="  # it knows no other words than its own

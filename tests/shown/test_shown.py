@@ -27,16 +27,18 @@ from typing import Any
 import pytest
 import typer
 
-from rollalloc.cli import app as command_line
+from rollalloc.cli import app as library
 from rollalloc.drivers.verl.settings import read_settings
-from rollalloc.lab.bench.tasks.files import TaskFiles
+from rollalloc.tasks.files import TaskFiles
 from rollalloc.train.config import Config
+from rollalloc_lab.cli import app as laboratory
 from shown import stand_ins
 from test_tools import tool
 
 ROOT = Path(__file__).parents[2]
 installs = tool("installs")
 PAGES = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]
+PAGES += sorted(str(page.relative_to(ROOT)) for page in (ROOT / "lab").rglob("*.md"))
 PAGES += sorted(str(page.relative_to(ROOT)) for page in (ROOT / "recipes").rglob("*.md"))
 # (page, beginning of a block): why it is not run. An entry that fits no block fails, too.
 NOT_RUN = {
@@ -50,25 +52,26 @@ NOT_RUN = {
     ("docs/tinker.md", "python3.12 -m venv sky"): "installs SkyRL from the net, gigabytes of it",
     ("docs/unsloth.md", "from unsloth import"): "run where Unsloth is: tests/drivers/unsloth/test_cpu_backend.py",
 }
+COMMAND_LINES = {"rollalloc": library, "rollalloc-lab": laboratory}
 # Carried out for real: they take seconds at most and write into the temporary folder only.
 CHEAP = {"features", "recipes", "waste", "data convert", "data environment"}
 # Carried out as far as they check what they were given, names of sets, tiers, models and tasks by their own tables: here is
 # what would then take long. `_reach` also looks at the runs that it gets.
 BEGINS = {
     "train": ["rollalloc.train.train.train"],
-    "compare": ["rollalloc.lab.bench.compare.compare"],
-    "bench": ["rollalloc.lab.bench.leaderboard.run_leaderboard"],
+    "compare": ["rollalloc.compare.compare.compare"],
+    "bench": ["rollalloc_lab.bench.leaderboard.run_leaderboard"],
     "model": ["rollalloc.models.pretrained.make_model"],
     "report": ["rollalloc.runs.discovery.comparisons", "rollalloc.runs.verl_run.read_verl_run"],
-    "simulate": ["rollalloc.lab.simulate.simulation.simulate"],
+    "simulate": ["rollalloc_lab.simulate.simulation.simulate"],
     "advise": [
-        "rollalloc.lab.waste.readers.read_log",
-        "rollalloc.lab.advise.sampling.sample_profile",
-        "rollalloc.lab.advise.served.sample_served",
+        "rollalloc.waste.readers.read_log",
+        "rollalloc.advise.sampling.sample_profile",
+        "rollalloc.advise.served.sample_served",
     ],
     "data prepare": ["rollalloc.data.prepare._verl_rows"],
-    "data chat": ["rollalloc.lab.bench.tasks.chat.prepare"],
-    "data ladder": ["rollalloc.lab.bench.tasks.ladder.questions"],
+    "data chat": ["rollalloc.tasks.chat.prepare"],
+    "ladder": ["rollalloc_lab.tasks.ladder.questions"],
 }
 OWN = {"--model": "path/to/model", "--prompts": "train.parquet", "--reward": "my_reward.py:compute_score"}
 E2E = {"docs/trl.md", "docs/leaderboard.md", "CONTRIBUTING.md"}  # they train, or run pytest
@@ -225,12 +228,13 @@ class _Reached(Exception):
 
 
 def find_command(words: list[str]) -> tuple[Any, list[str], list[str]]:
-    """The command of `rollalloc` that words call, its name, and the words after it."""
-    command: Any = typer.main.get_command(command_line.app)
-    name: list[str] = []
+    """The command that words call, its name, and the words after it."""
+    program, name = words[0], list[str]()
+    command: Any = typer.main.get_command(COMMAND_LINES[program].app)
+    words = words[1:]
     while commands := getattr(command, "commands", None):
         assert words, "no command"
-        assert words[0] in commands, f"rollalloc has no command {words[0]!r}"
+        assert words[0] in commands, f"{program} has no command {words[0]!r}"
         command, words, name = commands[words[0]], words[1:], [*name, words[0]]
     return command, name, words
 
@@ -259,7 +263,7 @@ def begin(command: Any, parsed: Any, begins: list[str]) -> None:
     if parsed.params.get("export"):  # the file is there for what comes after the command
         Path(parsed.params["export"]).unlink(missing_ok=True)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("rollalloc.lab.bench.presets.task_files", lambda *_: task)  # minutes to make
+        patched.setattr("rollalloc.tasks.presets.task_files", lambda *_: task)  # minutes to make
         for name in begins:
             patched.setattr(name, _reach)
         with nullcontext() if parsed.params.get("plan") else pytest.raises(_Reached):
@@ -273,7 +277,7 @@ def _completed(words: list[str]) -> tuple[list[str], bool]:
     words = [OWN[before] if word in ELLIPSES and before in OWN else word for before, word in pairwise(["", *words])]
     words = [word.strip("[]") if word.startswith("[--") or "[" not in word else word for word in words]
     words = [word for word in words if word not in ELLIPSES]
-    if elided and words[0] == "train" and "--task" not in words:
+    if elided and words[1] == "train" and "--task" not in words:
         words += [word for option, value in OWN.items() if option not in words for word in (option, value)]
     return words, elided
 
@@ -331,8 +335,8 @@ def check_shell(block: Block) -> None:
     checks = {"make": check_make, "pip": check_pip, "bash": check_bash}
     checks |= dict.fromkeys(("python", "python3", "python3.12", ".venv-verl/bin/python"), check_python)
     for words in lines_of(block):
-        if words[0] == "rollalloc":
-            check_rollalloc(words[1:])
+        if words[0] in COMMAND_LINES:
+            check_rollalloc(words)
         elif words[0] in checks:
             checks[words[0]](words[1:])
         elif words[0] in PLAIN:
@@ -349,7 +353,7 @@ def inline_of(page: str) -> Iterator[tuple[int, list[str]]]:
     fenced = {block.line + line for block in blocks_of(page) for line in range(block.text.count("\n") + 2)}
     for number, line in enumerate(text.splitlines(), 1):
         if number not in fenced:
-            for command in re.finditer(r"`((?:rollalloc|make|python|pip) [^`]+)`", line):
+            for command in re.finditer(r"`((?:rollalloc|rollalloc-lab|make|python|pip) [^`]+)`", line):
                 yield number, shlex.split(command[1])
 
 
@@ -365,8 +369,8 @@ def test_a_command_within_a_sentence_calls_what_there_is(page: str, home: None) 
 
 def check_inline(words: list[str]) -> None:
     """A command that may be no more than its name, as in "`rollalloc train` reads it"."""
-    if words[0] == "rollalloc":
-        command, _, rest = find_command(_completed(words[1:])[0])
+    if words[0] in COMMAND_LINES:
+        command, _, rest = find_command(_completed(words)[0])
         known = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
         for word in rest:
             assert not word.startswith("--") or word.partition("=")[0] in known, f"no option {word}"
@@ -382,7 +386,7 @@ def test_what_the_makefile_runs_is_there(home: None) -> None:
     assert len(commands) >= 5
     for command in commands:
         words = shlex.split(command)
-        check_rollalloc(words[words.index(".venv/bin/rollalloc") + 1 :])
+        check_rollalloc(["rollalloc", *words[words.index(".venv/bin/rollalloc") + 1 :]])
     for file in re.findall(r"(?<![\w/.-])(?:tools|examples)/[\w/]+\.(?:py|sh)", recipes):
         assert (ROOT / file).is_file(), f"make runs {file}, which is not there"
 
@@ -399,9 +403,9 @@ def test_what_the_makefile_runs_is_there(home: None) -> None:
         "rollalloc data prepare gsm9k --out data",
         "rollalloc data chat sumz",
         "rollalloc model smollm9 runs/new",
-        "rollalloc bench --tier huge --plan",
+        "rollalloc-lab bench --tier huge --plan",
         "rollalloc report runs/none",
-        "rollalloc simulate --recipes grpo --gpus none",
+        "rollalloc-lab simulate --recipes grpo --gpus none",
         "rollalloc advise --model path/to/model --prompts none.parquet --reward my_reward.py:compute_score",
         "make tests",
         "pip install '.[nativ]'",

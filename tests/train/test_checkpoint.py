@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from rollalloc import recipes
-from rollalloc.lab.bench.tasks.tiny import EOS_ID
 from rollalloc.processes.stopping import ASKING, Stopped
+from rollalloc.tasks.tiny import EOS_ID
 from rollalloc.train import checkpoint
 from rollalloc.train.evaluation import HeldOut
 from rollalloc.train.objective import Clip, Loss

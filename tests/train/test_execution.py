@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from rollalloc.compare.compare import is_finished
 from rollalloc.data.prompts import write_prompts
-from rollalloc.lab.bench.compare import is_finished
 from rollalloc.models.policy import Policy
 from rollalloc.runs.reader import read_metrics
 from rollalloc.train.objective import Clip, Loss

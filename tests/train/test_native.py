@@ -12,9 +12,9 @@ import torch
 from rollalloc import MetricError, recipes
 from rollalloc.generate.outcomes import tell
 from rollalloc.generate.sampling import Sampling
-from rollalloc.lab.bench.tasks.tiny import EOS_ID, PAD_ID
 from rollalloc.models.likelihood import completion_logprobs
 from rollalloc.rewards.scorers import WorkerScorer
+from rollalloc.tasks.tiny import EOS_ID, PAD_ID
 from rollalloc.train.evaluation import Evaluation, HeldOut
 from tiny_policy import RECIPES, lines_of, untimed, weights
 

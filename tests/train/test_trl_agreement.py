@@ -10,8 +10,8 @@ from arithmetic import assert_same_gradients
 from rollalloc.core.events import Batch, Row
 from rollalloc.generate.sampler import Generation
 from rollalloc.generate.sampling import Sampling
-from rollalloc.lab.bench.tasks.tiny import PAD_ID
 from rollalloc.models.likelihood import padded
+from rollalloc.tasks.tiny import PAD_ID
 from rollalloc.train.config import Config
 from rollalloc.train.objective import Clip, Loss
 from rollalloc.train.update import Updater

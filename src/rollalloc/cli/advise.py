@@ -22,9 +22,9 @@ from rollalloc.cli.sampled import Asked
 from rollalloc.core.recipe import at_least
 
 if TYPE_CHECKING:
-    from rollalloc.lab.advise.verdict import Advice, Choice
-    from rollalloc.lab.waste.groups import Log
+    from rollalloc.advise.verdict import Advice, Choice
     from rollalloc.runs.own import OwnRun
+    from rollalloc.waste.groups import Log
 
 _MOST = 1_000_000  # maximum number of rollouts per batch, to catch a mistyped number
 
@@ -53,13 +53,13 @@ def advise(
     json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Recommend a recipe and the number of rollouts per prompt, from logged rollouts or from new rollouts of a model."""
-    from rollalloc.lab.advise.curriculum import curriculum_of, write_curriculum
-    from rollalloc.lab.advise.pasting import FRAMEWORKS, check_framework
-    from rollalloc.lab.advise.profile import profile_of
-    from rollalloc.lab.advise.profile_folder import prompts_beside, refuse_changed, settings_beside
-    from rollalloc.lab.advise.recorded import with_all_rollouts
-    from rollalloc.lab.advise.verdict import present_of, verdict_of
-    from rollalloc.lab.waste.finding import chosen
+    from rollalloc.advise.curriculum import curriculum_of, write_curriculum
+    from rollalloc.advise.pasting import FRAMEWORKS, check_framework
+    from rollalloc.advise.profile import profile_of
+    from rollalloc.advise.profile_folder import prompts_beside, refuse_changed, settings_beside
+    from rollalloc.advise.recorded import with_all_rollouts
+    from rollalloc.advise.verdict import present_of, verdict_of
+    from rollalloc.waste.finding import chosen
 
     console = Console()
     asked.check(from_step=from_step)
@@ -101,7 +101,7 @@ def advise(
 
 def _check_export(asked: Asked, log: Path | None) -> None:
     """Check --export and --mix before anything is read or sampled."""
-    from rollalloc.lab.advise.curriculum import check_export
+    from rollalloc.advise.curriculum import check_export
 
     if asked.export is not None:
         check_export(asked.export, asked.mix, log)
@@ -119,7 +119,7 @@ def _choice(text: str) -> Choice:
         ValueError: the text is not of the form RECIPE:n=N,groups=G (both numbers are optional), a number is out of range, or
             the recipe is unknown.
     """
-    from rollalloc.lab.advise.verdict import BATCH, Choice
+    from rollalloc.advise.verdict import BATCH, Choice
     from rollalloc.named import RECIPES, near
 
     recipe, _, rest = text.partition(":")
@@ -149,7 +149,7 @@ def _pastes(verdict: Advice, framework: str, own: Mapping[str, Any]) -> list[str
         framework: a key of `FRAMEWORKS`.
         own: the result of `_own_config`.
     """
-    from rollalloc.lab.advise.pasting import changes, pasted
+    from rollalloc.advise.pasting import changes, pasted
 
     choice = verdict.choice
     if choice is None or choice == verdict.present:
@@ -205,11 +205,11 @@ def _features(at: str, log: Log) -> NDArray[np.float32] | None:
     Raises:
         ValueError: the file is corrupt, or lacks some of the log's prompts.
     """
+    from rollalloc.advise.profile_folder import prompts_beside
     from rollalloc.data.feature_file import read_features
     from rollalloc.files.names import FEATURES
-    from rollalloc.lab.advise.profile_folder import prompts_beside
-    from rollalloc.lab.waste.readers.shared import message_text
-    from rollalloc.lab.waste.texts import features_of
+    from rollalloc.waste.readers.shared import message_text
+    from rollalloc.waste.texts import features_of
 
     file = (Path(at) if Path(at).is_dir() else Path(at).parent) / FEATURES
     if log.groups is None:

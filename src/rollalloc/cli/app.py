@@ -9,6 +9,7 @@ import io
 import logging
 import os
 import sys
+from collections.abc import Callable
 from typing import IO, Annotated, Any, cast
 
 import typer
@@ -18,7 +19,6 @@ from rich.text import Text
 
 import rollalloc
 from rollalloc.cli.advise import advise
-from rollalloc.cli.bench import bench
 from rollalloc.cli.commands import Command, CommandGroup
 from rollalloc.cli.compare import compare
 from rollalloc.cli.data import data
@@ -27,7 +27,6 @@ from rollalloc.cli.model import model
 from rollalloc.cli.options import with_numbers_checked
 from rollalloc.cli.recipes import recipes
 from rollalloc.cli.report import report
-from rollalloc.cli.simulate import simulate
 from rollalloc.cli.train import train
 from rollalloc.cli.waste import waste
 from rollalloc.files.text import told, visible
@@ -38,13 +37,6 @@ _MISTAKES = (
 )
 # The base of click's errors, which are about the command line itself; typer may have a copy of click of its own.
 _UsageError: Any = typer.BadParameter.__base__
-app = typer.Typer(
-    cls=CommandGroup,
-    help="Decide which prompts get how many rollouts, which are stopped, and which are trained on.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
 
 
 def show_version(wanted: bool) -> None:
@@ -54,7 +46,6 @@ def show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def options(
     version: Annotated[
         bool, typer.Option("--version", help="Show the version and exit.", is_eager=True, callback=show_version)
@@ -63,11 +54,25 @@ def options(
     """The options of `rollalloc` itself, before a command."""
 
 
-for command in (train, compare, bench, features, model, report, advise, waste, recipes):
-    app.command(cls=Command)(with_numbers_checked(command))
-app.command(cls=Command)(
-    simulate
-)  # without `with_numbers_checked`, because the classes of its options check the numbers
+def made_of(about: str, *commands: Callable[..., None]) -> typer.Typer:
+    """A command line of these commands, whose options of numbers are checked.
+
+    Args:
+        about: the first line of its help.
+    """
+    made = typer.Typer(
+        cls=CommandGroup, help=about, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
+    )
+    made.callback()(options)
+    for command in commands:
+        made.command(cls=Command)(with_numbers_checked(command))
+    return made
+
+
+app = made_of(
+    "Decide which prompts get how many rollouts, which are stopped, and which are trained on.",
+    *(train, compare, features, model, report, advise, waste, recipes),
+)
 app.add_typer(data, name="data")
 
 
@@ -96,6 +101,14 @@ def log_handler() -> RichHandler:
 
 def main() -> None:
     """Entry point of `rollalloc`."""
+    called(app)
+
+
+def called(app: typer.Typer) -> None:
+    """Call a command line with the arguments of this process, which then ends.
+
+    After a user's mistake, it ends with code 2 and one message.
+    """
     console = Console(stderr=True)
     logging.basicConfig(level=logging.WARNING, handlers=[log_handler()], format="%(message)s")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")

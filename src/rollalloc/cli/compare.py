@@ -28,7 +28,7 @@ from rollalloc.cli.progress import Standings, leave, result_console, say, staged
 from rollalloc.cli.reading import bare_table
 
 if TYPE_CHECKING:
-    from rollalloc.lab.bench.summary import Summary
+    from rollalloc.compare.summary import Summary
 
 _WIDE = 110  # terminal columns that the whole table needs
 _MEANS = {  # explanations of the headings in the table of last evaluations
@@ -71,10 +71,10 @@ def compare(
     """Train under several recipes, and compare their costs until the same accuracy: rollouts, tokens, seconds."""
     # Imported here, so that `--help` does not import torch.
     from rollalloc.cli.sources import end_said, run_of
-    from rollalloc.lab.bench.compare import check_places, check_runs
-    from rollalloc.lab.bench.compare import compare as carry_out
-    from rollalloc.lab.bench.presets import with_task_files
+    from rollalloc.compare.compare import check_places, check_runs
+    from rollalloc.compare.compare import compare as carry_out
     from rollalloc.processes.stopping import Stopped
+    from rollalloc.tasks.presets import with_task_files
 
     console = Console(stderr=True)
     named = named_recipes(recipes.split(","))
@@ -115,10 +115,10 @@ def compare(
 
 def _show(console: Console, out: Path) -> None:
     """Print the tables to standard output, and say on `console` where the results and the report are."""
-    from rollalloc.lab.bench.compare import RESULTS
-    from rollalloc.lab.bench.summary import summaries
-    from rollalloc.lab.report.page import write_page
-    from rollalloc.lab.report.wording import odd_targets
+    from rollalloc.compare.compare import RESULTS
+    from rollalloc.compare.summary import summaries
+    from rollalloc.report.page import write_page
+    from rollalloc.report.wording import odd_targets
     from rollalloc.runs.discovery import comparisons
 
     if (out / RESULTS).exists():
@@ -138,7 +138,7 @@ def cost_table(summary: Summary, *, wide: bool = True) -> Table:
     Args:
         wide: also show the ratios of tokens, seconds and steps; needs 110 columns.
     """
-    from rollalloc.lab.bench.summary import in_words
+    from rollalloc.compare.summary import in_words
 
     others = ("tokens", "seconds", "steps") if wide else ()
     target, recipes = summary.target, summary.recipes
@@ -177,7 +177,7 @@ def cost_table(summary: Summary, *, wide: bool = True) -> Table:
 
 def last_table(summary: Summary) -> Table:
     """Table of the last evaluations, where the recipe that was cheapest to the target may be worse than others."""
-    from rollalloc.lab.bench.summary import in_words
+    from rollalloc.compare.summary import in_words
 
     shown = summary.last
     means = [meaning for name, meaning in _MEANS.items() if name in shown]

@@ -85,9 +85,9 @@ def chat(
     ),
 ) -> None:
     """Write small tasks that a small chat model can learn, from reasoning-gym and from templates of word problems."""
-    from rollalloc.lab.bench.tasks.chat import CHAT_TASKS, REWARD
-    from rollalloc.lab.bench.tasks.chat import prepare as make
     from rollalloc.named import near
+    from rollalloc.tasks.chat import CHAT_TASKS, REWARD
+    from rollalloc.tasks.chat import prepare as make
 
     names = list(CHAT_TASKS) if tasks == ["all"] else list(dict.fromkeys(tasks))
     for name in names:
@@ -103,22 +103,6 @@ def chat(
         numbers = (task.train, task.heldout, made.max_new_tokens)
         table.add_row(str(made.train.parent), task.about, *map(str, numbers))
     Console(stderr=True).print(table)
-
-
-@data.command(cls=Command)
-def ladder(
-    out: Annotated[Path, typer.Option(help="Folder for train.parquet and heldout.parquet.", parser=folder)] = Path(
-        "data/ladder"
-    ),
-) -> None:
-    """Write the prompts of the ladder benchmark: six families of generated questions, for models of any size."""
-    from rollalloc.lab.bench.tasks.ladder import FAMILIES, Mixture, questions
-
-    made, mixture = questions(out), Mixture()
-    say(
-        Console(stderr=True),
-        f"{mixture.train:,} training and {mixture.heldout:,} held-out prompts of {', '.join(FAMILIES)} are in {made}",
-    )
 
 
 @data.command(cls=Command)

@@ -10,10 +10,10 @@ from rich.table import Table
 from rollalloc.cli.reading import points, table
 
 if TYPE_CHECKING:
-    from rollalloc.lab.advise.lengths import LengthProfile
-    from rollalloc.lab.advise.predictability import Predictability
-    from rollalloc.lab.advise.profile import Profile
-    from rollalloc.lab.waste.shares import Share
+    from rollalloc.advise.lengths import LengthProfile
+    from rollalloc.advise.predictability import Predictability
+    from rollalloc.advise.profile import Profile
+    from rollalloc.waste.shares import Share
 
 _SAID = "95% interval"
 

@@ -219,7 +219,7 @@ def paid_for(run: RecordedRun) -> Table:
 def staged() -> Iterator[Callable[..., None]]:
     """Show a bar on stderr for each stage of a command. Yields a callback.
 
-    The callback has the type `rollalloc.lab.bench.tasks.files.Shown`.
+    The callback has the type `rollalloc.tasks.files.Shown`.
 
     If a stage trains a model, the bar has a curve of the expected share of right tokens. The bars disappear at the end.
     Without a terminal, a line with the time left is printed from time to time.

@@ -16,9 +16,9 @@ from rich.text import Text
 from rollalloc.cli.options import in_no_panel, listed
 
 if TYPE_CHECKING:
-    from rollalloc.lab.waste.groups import Log
-    from rollalloc.lab.waste.readers import Options
-    from rollalloc.lab.waste.shares import Share
+    from rollalloc.waste.groups import Log
+    from rollalloc.waste.readers import Options
+    from rollalloc.waste.shares import Share
 
 LogPath = Annotated[str, typer.Argument(help="Rollout logs: a file, a folder or a glob.", metavar="LOG")]
 
@@ -51,12 +51,12 @@ class Reading:
             FileNotFoundError: there is no such file or folder.
             ValueError: an option does not apply to this log, or the files have no usable rollout.
         """
-        from rollalloc.lab.waste.readers import read_log
+        from rollalloc.waste.readers import read_log
 
         return read_log(path, self.format, self._options(), shown)
 
     def _options(self) -> Options:
-        from rollalloc.lab.waste.readers import Options
+        from rollalloc.waste.readers import Options
 
         weights = None if self.weights is None else tuple(listed("--weights", self.weights, float, "1,0.2"))
         return Options(self.reward, weights, self.group_size, self.rows)
@@ -67,8 +67,8 @@ class Reading:
         Raises:
             ValueError: names the option.
         """
-        from rollalloc.lab.waste.finding import check_asked
-        from rollalloc.lab.waste.readers import check_format
+        from rollalloc.waste.finding import check_asked
+        from rollalloc.waste.readers import check_format
 
         check_format(self.format)
         self._options()

@@ -91,7 +91,7 @@ def report(
 
 def _write(console: Console, folders: Sequence[Path], page: Path) -> list[str]:
     """Write the page and its figures once. Return what could not be read."""
-    from rollalloc.lab.report.page import Page, sections, write_sections
+    from rollalloc.report.page import Page, sections, write_sections
     from rollalloc.runs.discovery import comparisons  # imported here, because importing matplotlib takes a second
 
     with console.status("drawing"):
@@ -102,7 +102,7 @@ def _write(console: Console, folders: Sequence[Path], page: Path) -> list[str]:
 
 def _follow(console: Console, folders: Sequence[Path], page: Path) -> list[str]:
     """Write the page again and again until every run has ended, or until Ctrl-C, and then once with its figures."""
-    from rollalloc.lab.report.page import Page, sections, write_sections
+    from rollalloc.report.page import Page, sections, write_sections
     from rollalloc.runs.discovery import comparisons
 
     wait_s = _EVERY_S

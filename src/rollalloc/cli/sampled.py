@@ -92,9 +92,9 @@ class Asked(Reading, SamplingOptions):
 
     def _profile(self, seed: int) -> Path:
         """Sample a profile, or continue one, and return its folder."""
+        from rollalloc.advise.sampling import sample_profile
         from rollalloc.cli.sources import run_of
-        from rollalloc.lab.advise.sampling import sample_profile
-        from rollalloc.lab.bench.presets import with_task_files
+        from rollalloc.tasks.presets import with_task_files
         from rollalloc.train.loading import one_thread
 
         console = Console(stderr=True)
@@ -116,8 +116,8 @@ class Asked(Reading, SamplingOptions):
                 how |= {"seed": seed, "overwrite": self.overwrite, "progress": shown}
                 if self.endpoint is None:
                     return sample_profile(with_task_files(run, self.tasks, shown), place, **how)
+                from rollalloc.advise.served import sample_served
                 from rollalloc.generate.openai_server import Endpoint
-                from rollalloc.lab.advise.served import sample_served
 
                 limits = {"concurrency": self.concurrency, "retries": self.retries}
                 server = Endpoint(url=self.endpoint, limit_s=self.request_limit, **limits)

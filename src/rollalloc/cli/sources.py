@@ -52,9 +52,9 @@ def run_of(options: RunOptions, recipe: str, parameters: Mapping[str, Any], seed
     if options.settings not in SETTINGS:
         raise ValueError(f"--settings must be one of {', '.join(SETTINGS)}, got {options.settings!r}")
     if (options.task is None) == (options.model is None):
-        from rollalloc.cli.tasks import PRESETS  # imported only where tasks are named, because it needs the benchmark
+        from rollalloc.cli.tasks import task_names  # imported only where tasks are named, because it needs PyTorch
 
-        raise ValueError(f"give either --task ({', '.join(PRESETS)}), or --model with --prompts and --reward")
+        raise ValueError(f"give either --task ({', '.join(task_names())}), or --model with --prompts and --reward")
     unused = changed_options(options, _ASYNC_ONLY)
     if options.engine == "sync" and unused:
         raise ValueError(
@@ -63,7 +63,7 @@ def run_of(options: RunOptions, recipe: str, parameters: Mapping[str, Any], seed
     if options.task is None:
         config = _own_run(options, recipe, parameters, seed)
     else:
-        from rollalloc.cli.tasks import task_run  # imported only for a task, because it needs the benchmark
+        from rollalloc.cli.tasks import task_run  # imported only for a task, because it needs PyTorch
 
         config = task_run(options, recipe, parameters, seed)
     # An impossible schedule raises an error now, before a model is loaded.

@@ -1,6 +1,6 @@
 """Turn the options of a command into a run on a built-in task.
 
-It imports the benchmark, so `rollalloc train` imports this module only for a built-in task.
+It imports the tasks, so `rollalloc train` imports this module only for a built-in task.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from typing import Any
 
 from rollalloc.cli.options import RunOptions, changed_options
 from rollalloc.cli.sources import config_fields, usual_parameters
-from rollalloc.lab.bench.presets import (
+from rollalloc.named import standard
+from rollalloc.tasks.presets import (
     DEFAULT_OPTIMIZER,
-    PRESETS,
     Tuned,
     planned_run,
     preset_of,
+    task_names,
     tuned_of,
     with_task_files,
 )
-from rollalloc.named import standard
 from rollalloc.train.config import Config
 from rollalloc.train.defaults import default_grid
 
-__all__ = ["PRESETS", "task_run", "with_task_files"]
+__all__ = ["task_names", "task_run", "with_task_files"]
 
 # Options that cannot be combined with --task, because the task itself sets them.
 _OF_OWN_RUNS = (

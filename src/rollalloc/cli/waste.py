@@ -14,7 +14,7 @@ from rollalloc.cli.progress import staged
 from rollalloc.cli.reading import LogPath, Reading, interval, plain, points, table
 
 if TYPE_CHECKING:
-    from rollalloc.lab.waste.finding import Finding
+    from rollalloc.waste.finding import Finding
 
 _CAUSES = {
     "taught": "rewards differ",
@@ -36,7 +36,7 @@ def waste(
 ) -> None:
     """Count the rollouts in a training log that gave no learning signal, by cause: all right, all wrong, truncated,
     unscored."""
-    from rollalloc.lab.waste.finding import find, sentence
+    from rollalloc.waste.finding import find, sentence
 
     console = Console()
     reading.check(from_step=from_step)

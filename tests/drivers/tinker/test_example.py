@@ -11,8 +11,8 @@ from fake_tinker import Client, Cloud
 
 from rollalloc import Budget
 from rollalloc.drivers.tinker import Service
-from rollalloc.lab.bench.tasks.tiny import word_tokenizer
 from rollalloc.rewards.scorers import InlineScorer
+from rollalloc.tasks.tiny import word_tokenizer
 
 pytestmark = pytest.mark.e2e
 

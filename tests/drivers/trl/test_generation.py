@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, FalconMambaConfig, Lfm2Config, Ne
 from trl import GRPOTrainer
 
 from rollalloc.drivers.trl.tensors import training_inputs
-from rollalloc.lab.bench.tasks.tiny import EOS_ID, PAD_ID
+from rollalloc.tasks.tiny import EOS_ID, PAD_ID
 
 SIZES = {
     "vocab_size": len(tiny_trl.tiny_tokenizer()),

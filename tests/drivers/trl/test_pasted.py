@@ -9,9 +9,9 @@ import tiny_trl
 import trl
 from trl import GRPOTrainer
 
+from rollalloc.advise.pasting import pasted
+from rollalloc.advise.verdict import Choice
 from rollalloc.drivers.trl import AllocatedGRPOTrainer
-from rollalloc.lab.advise.pasting import pasted
-from rollalloc.lab.advise.verdict import Choice
 from tiny_policy import tiny_model
 
 TINY = {name: tiny_trl.USUAL[name] for name in ("use_cpu", "bf16", "report_to")}

@@ -8,8 +8,8 @@ from typing import Any
 import pandas as pd
 import tiny_trl
 
-from rollalloc.lab.waste.finding import find
-from rollalloc.lab.waste.readers import read_log
+from rollalloc.waste.finding import find
+from rollalloc.waste.readers import read_log
 
 
 def test_the_table_has_the_ids_of_rollouts_and_a_reader_asks_the_run_what_was_paid(tmp_path, capsys):

@@ -13,8 +13,8 @@ import smollm2
 from rollalloc import recipes
 from rollalloc.data.prompts import load_prompts
 from rollalloc.drivers.trl import AllocatedGRPOTrainer
-from rollalloc.lab.bench.tasks.chat import compute_score
 from rollalloc.models.policy import Policy
+from rollalloc.tasks.chat import compute_score
 
 pytestmark = pytest.mark.slow
 STEPS, TOKENS = 2, 16

@@ -27,7 +27,7 @@ from trl import GRPOConfig
 import arithmetic
 from rollalloc import Recipe, recipes
 from rollalloc.drivers.trl import AllocatedGRPOTrainer
-from rollalloc.lab.bench.tasks.tiny import word_tokenizer
+from rollalloc.tasks.tiny import word_tokenizer
 from tiny_policy import WORDS, tiny_model
 
 RECIPES = {

@@ -1,6 +1,6 @@
 """The reward of `test_real`: right, or a third of a point for any digit, so that short answers of a small model differ."""
 
-from rollalloc.lab.bench.tasks.chat import compute_score as right
+from rollalloc.tasks.chat import compute_score as right
 
 
 def compute_score(data_source, solution_str, ground_truth, extra_info):

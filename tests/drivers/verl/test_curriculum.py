@@ -11,7 +11,7 @@ from verl.utils.dataset.rl_dataset import RLHFDataset
 
 from curriculum_file import HITS, exported
 from rollalloc.drivers.verl.reserved import refuse_columns
-from rollalloc.lab.bench.tasks.tiny import word_tokenizer
+from rollalloc.tasks.tiny import word_tokenizer
 
 TEMPLATE = "{% for m in messages %}k{{ m['content'] }} {% endfor %}="
 

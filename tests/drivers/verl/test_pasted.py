@@ -7,11 +7,11 @@ import pytest
 
 pytest.importorskip("verl", reason="verl's environment: make verl-test")
 
+from rollalloc.advise.pasting import pasted
+from rollalloc.advise.verdict import Choice
 from rollalloc.data.feature_blocks import FeatureCost, Features
 from rollalloc.data.feature_file import write_features
 from rollalloc.drivers.verl.check import checked, composed
-from rollalloc.lab.advise.pasting import pasted
-from rollalloc.lab.advise.verdict import Choice
 
 pytestmark = pytest.mark.verl
 STOCK = ["actor_rollout_ref.rollout.name=vllm", "actor_rollout_ref.actor.use_dynamic_bsz=True"]

@@ -1,0 +1,1 @@
+"""The laboratory of rollalloc: task families, leaderboard and simulator. The library does not import it."""

@@ -1,0 +1,1 @@
+"""Task families of the laboratory: `walks`, whose answers have many right forms, and the ladder of model sizes."""

@@ -1,0 +1,1 @@
+"""The comparison of recipes on one task: runs side by side, and what they say together."""
