@@ -52,7 +52,7 @@ def furnish(folder: Path) -> None:
     for name in ("my_package/rewards.py", "my_reward.py"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(REWARD)
-    logs = ROOT / "tests" / "lab" / "waste" / "samples" / "trl"
+    logs = ROOT / "tests" / "waste" / "samples" / "trl"
     for name in ("runs/mine/completions", "made", "path/to/completions", "path/to/rollouts"):
         shutil.copytree(logs, folder / name)
     evaluation = '{"kind": "eval", "at": 0, "accuracy": 0.5, "paid": 0}\n'
