@@ -97,8 +97,7 @@ test-trl-vllm: .trl-vllm/ready
 	touch .venv-unsloth/ready
 
 test-unsloth: .venv-unsloth/ready
-	PYTHONPATH=src .venv-unsloth/bin/python -m pytest tests/drivers/unsloth $(if $(ONLY),-k "$(ONLY)")
-	PYTHONPATH=src .venv-unsloth/bin/python examples/unsloth_reinforce.py
+	PYTHONPATH=$(CURDIR)/src .venv-unsloth/bin/python -m pytest tests/drivers/unsloth $(if $(ONLY),-k "$(ONLY)")
 
 check: .venv/ready
 	.venv/bin/ruff format --check .

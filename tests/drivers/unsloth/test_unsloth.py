@@ -10,16 +10,19 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import tiny_trl
 import torch
 import trl
 from peft import LoraConfig
+from test_turns import Shelf, Spoken, answered, chats, look_up, talking_model, talking_tokenizer
 from transformers import AutoModelForCausalLM
 from trl.trainer import utils
 
 import tiny_policy
+from rollalloc import recipes
 from rollalloc.drivers.trl import AllocatedGRPOTrainer, unsloth
 from rollalloc.drivers.trl import trainer as driver
 from rollalloc.drivers.trl.loss_check import LossError
@@ -133,6 +136,27 @@ def test_the_term_of_the_reference_is_stocks(tmp_path, compared):
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     made(tmp_path, "pilot_commit", model=model, beta=0.1, max_steps=3).train()
     assert_as_stock(compared)
+
+
+@pytest.mark.parametrize("given", [{"tools": [look_up]}, {"environment_factory": Shelf}], ids=["tools", "environment"])
+def test_rows_in_which_a_tool_answers_are_stocks(given, tmp_path, compared):
+    """The tool's answer is in a row, and does not count; two passes, so that log-probabilities are handed over, too."""
+    trainer = made(
+        tmp_path,
+        recipes.grpo(groups=1, n=3),
+        model=talking_model(),
+        dataset=chats(),
+        reward=answered,
+        more={"processing_class": talking_tokenizer()} | given,
+        per_device_train_batch_size=3,
+        num_generations=3,
+        max_completion_length=400,
+        num_iterations=2,
+    )
+    with patch.object(trainer.model, "generate", Spoken("look_up")):
+        trainer.train()
+    assert_as_stock(compared)
+    assert trainer.state.log_history[0]["tools/call_frequency"] == pytest.approx(2 / 3)
 
 
 def test_rows_of_vllm_are_weighed_as_in_stock(tmp_path, compared):

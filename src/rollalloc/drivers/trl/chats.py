@@ -14,9 +14,10 @@ from rollalloc.data.encoding import completion_text, encode_each
 
 Tokens = tuple[int, ...]
 
-_SEES_PROMPTS = "prefix" in inspect.signature(parse_response).parameters  # False for older TRL
+# What TRL's parser wants to know beside the completion: before 1.16 no tools, in the first releases no prompt either.
+_PARSER_TAKES = [name for name in ("prefix", "tools") if name in inspect.signature(parse_response).parameters]
 # Attributes of a tokenizer that can split a response into reasoning, tool calls and content.
-_PARSERS = ("response_template", "response_schema") if _SEES_PROMPTS else ("response_schema",)
+_PARSERS = ("response_template", "response_schema") if "prefix" in _PARSER_TAKES else ("response_schema",)
 
 
 def encode(trainer: Any, prompts: Sequence[Any], names: Sequence[str] | None = None) -> list[Tokens]:
@@ -75,7 +76,7 @@ def decode(
         known = tools or [None] * len(pairs)
         given = [{"prefix": list(prompt), "tools": each} for (prompt, _), each in zip(pairs, known, strict=True)]
         return [
-            [parse_response(tokenizer, list(ids), **(more if _SEES_PROMPTS else {}))]
+            [parse_response(tokenizer, list(ids), **{name: more[name] for name in _PARSER_TAKES})]
             for (_, ids), more in zip(pairs, given, strict=True)
         ]
     if trainer.skip_special_tokens:
