@@ -3,7 +3,7 @@
     python tools/readme.py          # compares README with the results files; ends with an error if a figure differs
     python tools/readme.py --draw   # draws docs/result.png and docs/result-dark.png anew
 
-Results files: docs/against_trl.json (`lab/benchmarks/against_trl.py report`), the tables of docs/leaderboard.md
+Results files: lab/docs/against_trl.json (`lab/benchmarks/against_trl.py report`), the tables of lab/docs/leaderboard.md
 (`rollalloc-lab bench`).
 """
 
@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-README, AGAINST, LEADERBOARD = ROOT / "README.md", ROOT / "docs" / "against_trl.json", ROOT / "docs" / "leaderboard.md"
+MEASURED = ROOT / "lab" / "docs"
+README, AGAINST, LEADERBOARD = ROOT / "README.md", MEASURED / "against_trl.json", MEASURED / "leaderboard.md"
 SIZE, TARGET, STOCK, LINE, BEST = "135m", 0.70, "stock-4", "line-only", "line-64"
 # Rows of the table "Measured": size, arm, and its clock. On CPUs shared with other work, seconds are CPU seconds.
 ROWS = ((SIZE, BEST, "wall seconds"), (SIZE, LINE, "wall seconds"), ("8m", "foresight", "cpu seconds"))
@@ -50,7 +51,9 @@ def cells(of: str, heading: str, row: str) -> list[str]:
     _, _, after = LEADERBOARD.read_text("utf-8").partition(heading)
     line = next((line for line in after.splitlines() if line.startswith(f"| {row}")), None)
     if line is None:
-        raise ValueError(f"docs/leaderboard.md has no row {row!r} after {heading!r}; {of} of README comes from there")
+        raise ValueError(
+            f"lab/docs/leaderboard.md has no row {row!r} after {heading!r}; {of} of README comes from there"
+        )
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 

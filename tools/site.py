@@ -2,9 +2,9 @@
 """Which pages the site has: a hook of MkDocs.
 
 The site keeps the repository's folders, so that a link between two pages leads to the same place there as in a clone:
-README.md is its front page, docs/ the guides, and api/ has a page for each public module, made of its docstrings. The menu
-is the README's list of guides, section by section. The log and the changelog name everything, so that a search would find
-them before the guides: they are left out of it.
+README.md is its front page, docs/ the guides, lab/docs/ the pages of measurements, and api/ has a page for each public
+module, made of its docstrings. The menu is the README's list of guides, section by section. The log and the changelog name
+everything, so that a search would find them before the guides: they are left out of it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
-PACKAGE = ROOT / "src" / "rollalloc"
+PACKAGE, FOLDERS = ROOT / "src" / "rollalloc", (ROOT / "docs", ROOT / "lab" / "docs")
 API = (
     "recipes", "core", "rules", "predict", "testing", "data", "rewards", "runs", "models", "generate", "train", "drivers",
     "tasks", "compare", "waste", "report", "advise", "files", "processes",
@@ -34,8 +34,8 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     if missing := packages - set(API):
         raise PluginError(f"tools/site.py: add {', '.join(sorted(missing))} to API, or to INTERNAL")
     sections = guides()
-    unnamed = {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")}.difference(*sections.values())
-    if unnamed:
+    pages = {str(page.relative_to(ROOT)) for folder in FOLDERS for page in folder.glob("*.md")}
+    if unnamed := pages.difference(*sections.values()):
         raise PluginError(f"README's list of guides does not name {', '.join(sorted(unnamed))}")
     config.nav = [
         {"Home": "README.md"},
@@ -62,7 +62,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """The theme's own files, and ours under the paths that they have in the repository."""
     theme = [each for each in files if each.src_dir != config.docs_dir]
-    images = [f"docs/{image.name}" for image in (ROOT / "docs").glob("*.png")]
+    images = [str(image.relative_to(ROOT)) for folder in FOLDERS for image in folder.glob("*.png")]
     pages = [page for section in guides().values() for page in section]
     paths = ["README.md", *pages, *images, *EXAMPLES, "CITATION.cff"]
     ours = [File(path, str(ROOT), config.site_dir, config.use_directory_urls) for path in paths]

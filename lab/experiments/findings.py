@@ -1,4 +1,4 @@
-"""What is true of Pilot-Commit: the runs, tables and figures of docs/released.md.
+"""What is true of Pilot-Commit: the runs, tables and figures of lab/docs/released.md.
 
 `python lab/experiments/findings.py QUESTION --tasks FOLDER --out FOLDER [--seeds K]` answers one question, prints tables and
 draws its figure into the folder; what is there is not repeated, and what was begun goes on.

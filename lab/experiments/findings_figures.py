@@ -1,4 +1,4 @@
-"""Figures and tables of docs/released.md."""
+"""Figures and tables of lab/docs/released.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The real runs behind docs/released.md: which ones answer a question, and carrying them out one after the other."""
+"""The real runs behind lab/docs/released.md: which ones answer a question, and carrying them out one after the other."""
 
 from __future__ import annotations
 

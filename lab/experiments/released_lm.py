@@ -15,7 +15,7 @@ published runs (.35 to .6), 10% between, and 7% above .75. (The warmed-up models
 Arms: `grpo` 8 prompts x 64; `pc` 8 x (16 + 48), pilots for 24 prompts in every round, published order and eviction; both
 take 4 optimizer steps a batch, importance weights for stale rows, no averaged weights. `grpo16` 8 x 16 and `pods`
 8 x (16 of 64), on rewards that are the share of right symbols, with one step a batch. One learning rate for all of a size:
-the best of its rung for GRPO on earlier data (docs/scale.md, docs/trl.md), not tuned again here.
+the best of its rung for GRPO on earlier data (lab/docs/scale.md, docs/trl.md), not tuned again here.
 
 Reported: rollouts, batches and seconds (generation, scoring and updates, without evaluation) until the mean of three
 evaluations comes to each accuracy; GRPO's cost over the method's on the same seed.

@@ -2,7 +2,7 @@
 
     rollalloc-lab bench --tier ladder --tasks ladder/1m --out runs/ladder-1m         # each rung, in its own folder or in one
     python lab/experiments/scale.py table runs/ladder-0.15m runs/ladder-1m
-    python lab/experiments/scale.py draw docs/scale.md docs/scale.png         # of the page's own ratios
+    python lab/experiments/scale.py draw lab/docs/scale.md lab/docs/scale.png         # of the page's own ratios
     python lab/experiments/scale.py against reinforce runs/ladder-8m runs/grpo-at-another-rate    # of `rollalloc compare`
     python lab/experiments/scale.py predict TASKS 0.15m 1m                          # TASKS: where the rungs' models are kept
 

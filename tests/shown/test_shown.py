@@ -48,7 +48,7 @@ NOT_RUN = {
     ("docs/protocol.md", "engine.load_weights(version)"): "the calls of an engine, in order",
     ("docs/trl.md", "- trainer = GRPOTrainer("): "the difference between two lines, not code",
     ("docs/models.md", "from transformers import AutoConfig"): "needs a GGUF file and the package that reads it",
-    ("docs/simulate.md", "concurrency,seconds_per_token"): "a table of numbers",
+    ("lab/docs/simulate.md", "concurrency,seconds_per_token"): "a table of numbers",
     ("docs/tinker.md", "python3.12 -m venv sky"): "installs SkyRL from the net, gigabytes of it",
     ("docs/unsloth.md", "from unsloth import"): "run where Unsloth is: tests/drivers/unsloth/test_cpu_backend.py",
 }
@@ -74,7 +74,7 @@ BEGINS = {
     "ladder": ["rollalloc_lab.tasks.ladder.questions"],
 }
 OWN = {"--model": "path/to/model", "--prompts": "train.parquet", "--reward": "my_reward.py:compute_score"}
-E2E = {"docs/trl.md", "docs/leaderboard.md", "CONTRIBUTING.md"}  # they train, or run pytest
+E2E = {"docs/trl.md", "lab/docs/leaderboard.md", "CONTRIBUTING.md"}  # they train, or run pytest
 PLAIN = {  # commands, and what must follow each; no folder but the clone's is known
     "git": r"clone REPOSITORY\b",
     "cd": r"rollalloc$",

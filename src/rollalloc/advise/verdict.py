@@ -28,11 +28,12 @@ PREDICTABLE, FEW_MIXED = 0.9, 0.7  # foresight needs at least this AUC, and this
 ONE_PER_PROMPT = (
     "Measured: for equal accuracy, GRPO with groups of 4 needed 3.31 [3.09–3.66] times REINFORCE's rollouts on "
     "skills/balanced, > 3.55 times on skills/late and > 3.37 times on skills/mixed (0.15M parameters). With groups of 16 it "
-    "needed 5.32 [3.86–6.33] times as many at 8M and 3.70 [2.71–4.53] times at 135M (docs/leaderboard.md, docs/scale.md)."
+    "needed 5.32 [3.86–6.33] times as many at 8M and 3.70 [2.71–4.53] times at 135M "
+    "(lab/docs/leaderboard.md, lab/docs/scale.md)."
 )
 GRADED = (
     "Measured with graded rewards: GRPO needed > 1.93 times REINFORCE's rollouts on skills/graded. RAFT reached the "
-    "target in 0 of 8 runs (docs/leaderboard.md)."
+    "target in 0 of 8 runs (lab/docs/leaderboard.md)."
 )
 DIFFERENT_ANSWERS = (
     "Measured on tasks with many right answers: GRPO with groups of 4 needed 1.50 [1.39–1.69] times REINFORCE's rollouts on "
@@ -42,7 +43,7 @@ DIFFERENT_ANSWERS = (
 PREDICTION = (
     "Measured: REINFORCE needed 1.37 [1.26–1.51] times foresight's rollouts on skills/late and 1.10 [0.96–1.36] times on "
     "skills/mixed, the two tasks with such a profile. It needed 1.05 [0.97–1.15] and 0.90 [0.80–1.11] times the tokens, so "
-    "foresight saved no tokens (docs/leaderboard.md)."
+    "foresight saved no tokens (lab/docs/leaderboard.md)."
 )
 RAFT_IS_LEVEL = (
     "RAFT, which trains only on right rollouts, is an alternative. REINFORCE's rollouts divided by RAFT's were "
@@ -55,7 +56,7 @@ NO_GAIN = (
 )
 FIXED_GROUPS = (
     "If your framework needs groups, keep GRPO and use small groups: at 8M, with earlier defaults, groups of 16 needed "
-    "5.99 [4.40–30.74] times REINFORCE's rollouts, and groups of 4 needed 3.56 [2.80–3.96] times (docs/scale.md)."
+    "5.99 [4.40–30.74] times REINFORCE's rollouts, and groups of 4 needed 3.56 [2.80–3.96] times (lab/docs/scale.md)."
 )
 _NEEDS_RATES = "Foresight is ruled out: it predicts success rates, and these rewards are not within [0, 1]."
 

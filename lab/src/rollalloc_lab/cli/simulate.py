@@ -139,7 +139,7 @@ def simulate(
     ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Simulate recipes on a cluster with the real allocator, and estimate their costs; docs/simulate.md lists its limits."""
+    """Simulate recipes on a cluster with the real allocator, and estimate their costs. Limits: lab/docs/simulate.md."""
     named = named_recipes(recipes.split(","))
     workload = _workload(given, log, prompts)
     scenarios = _scenarios(given, _different("--gpus", gpus, 1), latency, workload)
