@@ -18,7 +18,7 @@ import typer
 
 from rollalloc.cli.app import app
 from rollalloc.cli.recipes import explained_parameters
-from rollalloc.named import RECIPES, functions_of, signature_of
+from rollalloc.named import RECIPES, REQUIRED, defaults_of, functions_of
 
 ROOT = Path(__file__).parents[1]
 _MADE = "This page is made from the code by `python tools/reference.py --write`."
@@ -74,9 +74,9 @@ def recipes() -> str:
             for key, text in explained_parameters(part).items():
                 explained.setdefault(key, text)
         lines += ["| parameter | default | what it is |", "|---|---|---|"]
-        for key, parameter in signature_of(name).items():
-            default = "required" if parameter.default is parameter.empty else f"`{parameter.default}`"
-            lines.append(f"| `{key}` | {_cell(default)} | {_cell(explained.get(key, ''))} |")
+        for key, default in defaults_of(name).items():
+            shown = "required" if default is REQUIRED else f"`{default}`"
+            lines.append(f"| `{key}` | {_cell(shown)} | {_cell(explained.get(key, ''))} |")
         lines.append("")
     return "\n".join(lines).rstrip() + "\n"
 

@@ -11,11 +11,11 @@ from typing import Any
 
 from rollalloc import recipes
 from rollalloc.core.recipe import Recipe, Retire
-from rollalloc.recipes.shapes import Call, call_of, of_kinds, sized, sizes_for
+from rollalloc.recipes.shapes import Shape, Sizes, of_kinds, plain, sized
 from rollalloc.rules.advantages import Deviation
 
 
-@sized
+@sized(recipes.dapo.shape)
 def dapo_carry(
     groups: int = 16,
     n: int = 4,
@@ -80,6 +80,7 @@ COMMON: Mapping[str, str] = {
     "retire_at": "success rate in (0, 1] at which a prompt is retired: it is no longer drawn. None: no prompt is retired.",
     "retire_for": "number of epochs after which a retired prompt is tried again. None: never.",
 }
+REQUIRED = inspect.Parameter.empty  # the default of a parameter that has none
 _SAY_N = {"n_pilot", "n_commit", "sizes_S"}  # parameters that set the number of rollouts in the stages of a group
 
 
@@ -135,40 +136,65 @@ def _retiring(recipe: Recipe, parameters: Mapping[str, Any]) -> Recipe:
         raise ValueError(f"retire_at={level}, retire_for={epochs}: {error}") from None
 
 
-def in_shape(
-    recipe: str | Recipe, parameters: Mapping[str, Any], groups: int, n: int, *, trained: bool = True
-) -> Recipe:
-    """Return a recipe with the sizes of a framework's batch, except for sizes that the user set.
+def sizes_of(
+    name: str, given: Mapping[str, Any], rows: int | None = None, group_rows: int | None = None
+) -> dict[str, Any]:
+    """The sizes of a recipe, as the `shape` of its function gives them, with the sizes that the user set.
+
+    In a mixture, a method that trains on a part of its rollouts (PODS) says how many the others generate. A method of one
+    rollout per prompt follows the others.
 
     Args:
-        recipe: a name, see `make_recipe`; or a recipe. A recipe is returned unchanged in two cases: the call that made it
-            set `groups`, or the recipe was changed after that call.
-        parameters: parameters of a recipe that is given by name.
-        groups: the framework's number of prompts in a batch.
-        n: the framework's number of rollouts per prompt.
-        trained: True: n counts the rollouts that are trained on. False: n counts all rollouts.
+        name: see `make_recipe`.
+        given: the parameters that the user set.
+        rows: rows of a batch. None: the method's own default. A user's own function without a shape then has no sizes.
+        group_rows: rows of a group; None as for `rows`.
+
+    Raises:
+        ValueError: the name is unknown, a parameter has a wrong kind, or the method has no groups of so few rows.
+    """
+    _refuse_other_kinds(name, given)
+    asked = {key: value for key, value in (("rows", rows), ("group_rows", group_rows)) if value is not None}
+    shapes: list[Shape] = [
+        getattr(made, "shape", plain)
+        for made in _parts(name).values()
+        if not isinstance(made, Recipe) and (asked or hasattr(made, "shape"))
+    ]
+    fits: list[Sizes] = []
+    for shape in sorted(shapes, key=lambda shape: "n" not in _takes(shape)):
+        own = shape(**asked, **{key: given[key] for key in _takes(shape) if given.get(key) is not None})
+        if "n" in _takes(shape):
+            asked = {"rows": own["groups"] * own["n"], "group_rows": own["n"]}
+        fits.append(own)
+    known = signature_of(name)
+    found: dict[str, Any] = {}
+    for own in sorted(fits, key=lambda own: own.get("n") != 1):
+        found |= {key: given.get(key, value) for key, value in own.items() if key in known}
+    if _SAY_N & found.keys():
+        found.pop("n", None)  # the stages say it
+    return found
+
+
+def in_shape(name: str, parameters: Mapping[str, Any], rows: int, group_rows: int, **said: int) -> Recipe:
+    """Return the recipe of this name with the sizes of a framework's batch, except for sizes that the user set.
+
+    Args:
+        name: see `make_recipe`.
+        parameters: the parameters that the user set.
+        rows: the framework's number of rows in a batch.
+        group_rows: the framework's number of rows of a prompt.
+        said: sizes that the framework itself sets, such as verl's `groups` and `n`.
 
     Raises:
         ValueError: a name or a parameter is not allowed, see `make_recipe`.
     """
-    if isinstance(recipe, str):
-        own = all(made in RECIPES.values() for made in _parts(recipe).values())
-        _refuse_other_kinds(recipe, parameters)
-        known = [
-            key for key, p in signature_of(recipe).items() if own or key in ("groups", "n") or p.default is p.empty
-        ]
-        return make_recipe(recipe, sizes_for(known, parameters, groups, n, trained=trained) | dict(parameters))
-    call: Call | None = call_of(recipe)
-    if call is None or "groups" in call.given:
-        return recipe
-    known = inspect.signature(call.function).parameters
-    return call.function(**sizes_for(known, call.given, groups, n, trained=trained), **call.given)
+    return make_recipe(name, {**sizes_of(name, {**said, **parameters}, rows, group_rows), **parameters})
 
 
 def _refuse_other_kinds(name: str, parameters: Mapping[str, Any]) -> None:
     """Raise a ValueError if a parameter has another kind than its recipe function says."""
     for made in _parts(name).values():
-        if made in RECIPES.values() and not isinstance(made, Recipe):
+        if not isinstance(made, Recipe) and hasattr(made, "shape"):
             of_kinds(made, {key: value for key, value in parameters.items() if key in _takes(made)})
 
 
@@ -189,6 +215,15 @@ def signature_of(name: str) -> Mapping[str, inspect.Parameter]:
         for key in COMMON:
             taken.setdefault(key, inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=None))
     return taken
+
+
+def defaults_of(name: str) -> dict[str, Any]:
+    """The default of each parameter of a recipe, sizes as its `shape` gives them. `REQUIRED` if there is no default.
+
+    Raises:
+        ValueError: the name is unknown.
+    """
+    return {key: parameter.default for key, parameter in signature_of(name).items()} | sizes_of(name, {})
 
 
 def functions_of(name: str) -> Mapping[str, Recipe | Callable[..., Any]]:

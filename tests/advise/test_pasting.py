@@ -18,9 +18,8 @@ from rollalloc.cli.options import RunOptions, parameters_of
 from rollalloc.cli.sources import run_of
 from rollalloc.data.prompts import write_prompts
 from rollalloc.generate.sampling import Sampling
-from rollalloc.named import make_recipe
+from rollalloc.named import make_recipe, sizes_of
 from rollalloc.train.config import Config
-from rollalloc.train.defaults import default_parameters
 
 CHOICES = {
     choice.name: choice
@@ -74,7 +73,7 @@ def test_the_command_for_a_built_in_task_has_task_and_no_model():
 @pytest.mark.parametrize("name", ["reinforce", "raft", "foresight", "grpo"])
 def test_a_choice_of_the_default_shape_is_pasted_as_the_default_recipe(name):
     """The advice rests on measurements of the defaults, so what is pasted must be the recipe that was measured."""
-    defaults = default_parameters(name)
+    defaults = sizes_of(name, {})
     choice = Choice(name, defaults["groups"], defaults["n"])
     assert make_recipe(name, pasting.parameters_of(choice)) == make_recipe(name, defaults)
 

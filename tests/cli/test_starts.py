@@ -12,15 +12,14 @@ from itertools import product
 import pytest
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
-from rollalloc.named import RECIPES
-from rollalloc.train.defaults import matched
+from rollalloc.named import RECIPES, sizes_of
 
 REWARD = """
 def even(data_source, solution_str, ground_truth, extra_info):
     return float(sum(map(ord, solution_str)) % 2 == 0)
 """
 JOINED = {"mopps+pods": {"groups": 2, "n": 4, "m": 2}}
-PARAMETERS = {**{recipe: matched(recipe, groups=2, n=4) for recipe in RECIPES}, **JOINED}
+PARAMETERS = {**{recipe: sizes_of(recipe, {}, rows=8, group_rows=4) for recipe in RECIPES}, **JOINED}
 ENGINES = {
     "sync": ("--engine", "sync"),
     "in_process": ("--engine", "async", "--no-overlap"),

@@ -3,14 +3,12 @@
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false
 
 import inspect
-from dataclasses import replace
 from itertools import combinations, product
 
 import pytest
 
 from rollalloc import Allocator, recipes
-from rollalloc.named import RECIPES, group_size, in_shape, make_recipe, parameters_of, standard
-from rollalloc.train.defaults import matched
+from rollalloc.named import RECIPES, group_size, in_shape, make_recipe, parameters_of, sizes_of, standard
 
 COMMIT = {"groups": 4, "n_pilot": 2, "n_commit": 2, "gen_groups": 12}
 
@@ -53,7 +51,8 @@ def test_joined_names_take_the_parameters_of_both_in_either_order():
         names = (f"{first}+{second}", f"{second}+{first}")
         both = {*parameters_of(first), *parameters_of(second)}
         assert [set(parameters_of(name)) for name in names] == [both, both], names
-        given = matched(first, 4, 4) | matched(second, 4, 4) | {"groups": 4}
+        given = sizes_of(first, {}, 16, 4) | sizes_of(second, {}, 16, 4) | {"groups": 4, "gen_groups": 12}
+        given = {key: value for key, value in given.items() if key in both}
         if group_size(names[0], given) is not None:
             del given["n"]
         made = [made_or_not(name, given) for name in names]
@@ -96,7 +95,7 @@ def test_a_parameter_of_any_recipe_that_makes_no_sense_is_a_clear_error_that_nam
     """By name, by name in a framework's shape, and called."""
     makers = (
         lambda given: make_recipe(name, given),
-        lambda given: in_shape(name, given, 4, 8),
+        lambda given: in_shape(name, given, 32, 8),
         lambda given: RECIPES[name](**given),
         lambda given: make_recipe(f"{name}+reinforce", given),
     )
@@ -204,49 +203,29 @@ def test_a_recipe_of_ones_own_that_is_none_says_why(module, name, parameters, er
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_every_recipe_has_defaults_for_all_of_its_parameters(name):
-    # A mixture's function takes any parameters; 4 is the default of n_pilot.
-    assert make_recipe(name, {}) == (RECIPES[name]() if "+" not in name else make_recipe(name, {"n_pilot": 4}))
-
-
-@pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.parametrize(("groups", "n"), [(1, 8), (4, 16), (3, 4)])
-def test_a_recipe_without_sizes_takes_the_shape_of_a_frameworks_batch(name, groups, n):
-    recipe = in_shape(name, {}, groups, n)
-    assert (recipe.groups, rows_of_a_group(recipe)) == (groups, n)
-    if "+" not in name:
-        assert in_shape(RECIPES[name](), {}, groups, n) == recipe
+def test_a_recipe_by_name_takes_the_shape_of_a_frameworks_batch(name, groups, n):
+    recipe = in_shape(name, {}, groups * n, n)
+    alone = name in ("reinforce", "raft", "spo", "foresight")
+    assert (recipe.groups, rows_of_a_group(recipe)) == ((groups * n, 1) if alone else (groups, n))
 
 
 @pytest.mark.parametrize(("n", "pilots"), [(3, 2), (4, 2), (8, 2), (16, 4)])
 def test_pilot_commit_has_two_pilots_at_least(n, pilots):
     """The mean of one pilot is 0 or 1, never in the window: nothing would be trained on."""
-    pilot, commit = in_shape("pilot_commit", {}, 4, n).stages
+    pilot, commit = in_shape("pilot_commit", {}, 4 * n, n).stages
     assert (pilot.size.n, commit.size.n) == (pilots, n - pilots)
 
 
 def test_pilot_commit_refuses_groups_too_small_for_two_pilots():
     with pytest.raises(ValueError, match="at least 3 rollouts in a group, two pilots and one more, got 2"):
-        in_shape("pilot_commit", {}, 4, 2)
+        in_shape("pilot_commit", {}, 8, 2)
 
 
 def rows_of_a_group(recipe):
     if recipe.group_rows is not None:
         return recipe.group_rows
     return sum(getattr(stage.size, "n", None) or stage.size.mean_n for stage in recipe.stages)  # Knapsack's is a mean
-
-
-@pytest.mark.parametrize(
-    "recipe",
-    [
-        recipes.grpo(groups=2),
-        recipes.grpo(2, 8),
-        replace(recipes.pilot_commit(), max_staleness=0),
-        recipes.mix(recipes.pilot_commit(), recipes.pods()),
-    ],
-)
-def test_a_recipe_whose_groups_are_said_or_that_was_changed_stays_as_it_is(recipe):
-    assert in_shape(recipe, {}, 4, 8) is recipe
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from rollalloc.named import RECIPES, make_recipe
 from rollalloc.tasks import gym, presets, skills
 from rollalloc.tasks.files import TaskFiles
 from rollalloc.tasks.presets import families, preset_of, task_run, tuned_of
-from rollalloc.train.defaults import matched
 
 TASKS = {name: family.presets[name] for family in presets._OURS for name in family.presets}
 
@@ -73,23 +72,7 @@ def test_a_task_without_a_pool_is_the_late_one_and_an_unknown_one_is_refused():
         preset_of("skils")
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_matched_shapes_have_the_same_groups_and_rollouts_a_group(recipe):
-    made = make_recipe(recipe, matched(recipe, 6, 8))
-    chosen = recipe in ("darts", "reinforce_ada")  # of more rollouts than are trained on
-    each = "mean_n" if recipe == "knapsack" else "n"
-    sizes = [made.group_rows] if chosen else [getattr(stage.size, each) for stage in made.stages]
-    alone = recipe in ("reinforce", "raft", "spo", "foresight")  # as many rollouts, each of a prompt of its own
-    assert (made.groups, sum(sizes)) == ((48, 1) if alone else (6, 8))
-
-
-def test_what_has_no_matched_shape_or_no_tuned_settings_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"even and at least 4, .* got 7"):
-        matched("grpo", 6, 7)
-    with pytest.raises(
-        ValueError, match=r"my:recipe has no matched shape; the recipes with a matched shape are grpo, .*foresight"
-    ):
-        matched("my:recipe", 6, 8)
+def test_what_has_no_tuned_settings_is_refused(tmp_path):
     with pytest.raises(ValueError, match="my:recipe has no tuned settings for sort"):
         task_run("sort", "my:recipe", 0, tmp_path)
 

@@ -14,10 +14,10 @@ import pytest
 from by_hand import write_run
 
 from rollalloc.compare.pool import Failure, Job, RunsFailed
+from rollalloc.named import sizes_of
 from rollalloc.runs.reader import read_metrics
 from rollalloc.tasks import presets
 from rollalloc.train.config import Config
-from rollalloc.train.defaults import default_parameters
 from rollalloc.train.run_json import read_config
 from rollalloc_lab.bench import leaderboard
 from rollalloc_lab.bench.cells import board_of
@@ -65,7 +65,7 @@ def test_a_leaderboard_that_is_killed_goes_on_and_is_whole(tiny, tmp_path):
     assert not list(out.rglob("model.safetensors"))  # only the figures of a run stay
     for recipe in ("grpo", "reinforce"):
         run = read_config(out / "sort" / f"{recipe}-9900")
-        assert run.parameters == default_parameters(recipe)
+        assert run.parameters == sizes_of(recipe, {})
         assert run.learning_rate == presets.DEFAULT_RATE
         assert {name: getattr(run, name) for name in presets.DEFAULT_OPTIMIZER} == presets.DEFAULT_OPTIMIZER
 

@@ -40,7 +40,6 @@ def test_what_a_plan_pays_by_hand():
         ({"recipes": ["dapo"]}, "grpo is the baseline of every ratio; add it: --recipes grpo,dapo"),
         ({"recipes": ["grpo", "grpo"]}, "named twice: grpo"),
         ({"recipes": ["grpo", "mine:mine"]}, "compare your own with `rollalloc compare`"),
-        ({"recipes": ["grpo", "dapo+pods"]}, "has no matched shape"),
     ],
 )
 def test_what_cannot_be_run_is_refused(options, said):

@@ -55,7 +55,9 @@ def compare(
     set_: LabelledParameters = None,
     matched: Annotated[
         str | None,
-        typer.Option(help="groups=G,n=N: every recipe gets the same number of groups and of rollouts per group."),
+        typer.Option(
+            help="groups=G,n=N: every recipe trains on G·N rows per batch, in groups of N if the method has groups."
+        ),
     ] = None,
     out: Annotated[
         Path,

@@ -360,35 +360,30 @@ def named_recipes(recipes: Sequence[str]) -> dict[str, str]:
 
 
 def parameters_by_label(
-    pairs: list[str] | None, matched: str | None, named: Mapping[str, str], *, lenient: bool = False
+    pairs: list[str] | None, matched: str | None, named: Mapping[str, str]
 ) -> dict[str, dict[str, Any]]:
-    """The parameters of each recipe, by label: the shape from `matched`, and the parameters set by pairs `label.key=value`.
-
-    If `lenient` is True, a user's own recipe gets no shape from `matched`.
+    """The parameters of each recipe, by label: those set by pairs `label.key=value`, and the sizes for `matched`.
 
     Raises:
-        ValueError: an entry is malformed, a label is unknown, or a recipe has no matched shape.
+        ValueError: an entry is malformed, a label is unknown, or a method has no groups of this size.
     """
-    from rollalloc.named import RECIPES
-
-    shaped = {label: name for label, name in named.items() if not lenient or name in RECIPES}
-    parameters = {label: _matched_shape(matched, shaped[label]) if label in shaped else {} for label in named}
+    given: dict[str, dict[str, Any]] = {label: {} for label in named}
     for path, value in parameters_of(pairs).items():
         label, _, key = path.rpartition(".")
-        if label not in parameters:
+        if label not in given:
             raise ValueError(
                 f"--set {path}: expected LABEL.key with one of {', '.join(named)}; e.g. {next(iter(named))}.groups=8"
             )
-        parameters[label][key] = value
-    return parameters
+        given[label][key] = value
+    if matched is None:
+        return given
+    return {label: _matched_sizes(matched, named[label], each) | each for label, each in given.items()}
 
 
-def _matched_shape(text: str | None, recipe: str) -> dict[str, Any]:
-    from rollalloc.train.defaults import matched
+def _matched_sizes(text: str, recipe: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    from rollalloc.named import sizes_of
 
-    if text is None:
-        return {}
-    shape = parameters_of(text.split(","))
-    if set(shape) != {"groups", "n"} or not all(type(value) is int for value in shape.values()):
+    said = parameters_of(text.split(","))
+    if set(said) != {"groups", "n"} or not all(type(value) is int and value > 0 for value in said.values()):
         raise ValueError(f"--matched expects groups=G,n=N, got {text!r}; e.g. groups=16,n=8")
-    return matched(recipe, **shape)
+    return sizes_of(recipe, given, rows=said["groups"] * said["n"], group_rows=said["n"])

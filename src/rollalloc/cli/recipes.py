@@ -28,15 +28,15 @@ def recipes(
 
 
 def _list_all() -> None:
-    from rollalloc.named import COMMON, RECIPES, signature_of
+    from rollalloc.named import COMMON, RECIPES, REQUIRED, defaults_of
 
     table = Table(show_lines=True)
     for heading in ("recipe", "what it does", "parameters"):
         table.add_column(heading)
     for name, function in RECIPES.items():
         parameters = [
-            key if each.default is each.empty else f"{key}={each.default}"
-            for key, each in signature_of(name).items()
+            key if default is REQUIRED else f"{key}={default}"
+            for key, default in defaults_of(name).items()
             if key not in COMMON
         ]
         summary, _, _ = (inspect.getdoc(function) or "").partition("\n")
@@ -50,9 +50,9 @@ def _list_all() -> None:
 
 
 def _explain(name: str) -> None:
-    from rollalloc.named import COMMON, functions_of, signature_of
+    from rollalloc.named import COMMON, REQUIRED, defaults_of, functions_of
 
-    parameters = signature_of(name)
+    defaults = defaults_of(name)
     console = Console()
     explained = dict(COMMON)
     for part, function in functions_of(name).items():
@@ -62,9 +62,8 @@ def _explain(name: str) -> None:
     table = Table(show_lines=True)
     for heading in ("parameter", "default", "what it is"):
         table.add_column(heading, no_wrap=heading == "parameter")
-    for key, parameter in parameters.items():
-        default = "(required)" if parameter.default is parameter.empty else str(parameter.default)
-        table.add_row(key, default, explained.get(key, ""))
+    for key, default in defaults.items():
+        table.add_row(key, "(required)" if default is REQUIRED else str(default), explained.get(key, ""))
     console.print(table, markup=False)
     console.print("On the command line: --set PARAMETER=VALUE; repeatable.", markup=False, highlight=False)
 

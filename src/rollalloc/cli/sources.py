@@ -15,14 +15,13 @@ from rollalloc.data._files import read_rows
 from rollalloc.data.encoding import template_arguments
 from rollalloc.generate.sampling import Sampling, Streaming
 from rollalloc.models.lora import Lora
-from rollalloc.named import RECIPES, standard
+from rollalloc.named import sizes_of
 from rollalloc.train.config import MAX_NEW_TOKENS, Config
 from rollalloc.train.defaults import (
     LEAST_ROLLOUTS,
     ROLLOUTS_PER_PROMPT,
     default_budget,
     default_grid,
-    default_parameters,
 )
 from rollalloc.train.objective import Aggregation, Clip, Loss
 from rollalloc.train.schedule import Schedule, Shape, check_budget
@@ -83,12 +82,12 @@ def _own_run(options: RunOptions, recipe: str, parameters: Mapping[str, Any], se
     values = config_fields(options)
     prompts = prompts_in(values["prompts"])
     budget = default_budget(prompts) if options.max_rollouts is None else options.max_rollouts
-    defaults = usual_parameters(recipe)
-    if defaults:  # a batch cannot have more prompts than the files have
-        defaults["groups"] = max(1, min(defaults["groups"], prompts))
+    sizes = sizes_of(recipe, parameters)
+    if "groups" in sizes and "groups" not in parameters:  # a batch cannot have more prompts than the files have
+        sizes["groups"] = max(1, min(sizes["groups"], prompts))
     values |= {
         "recipe": recipe,
-        "parameters": {**defaults, **parameters},
+        "parameters": {**sizes, **parameters},
         "max_rollouts": budget,
         "seed": seed,
         "eval_every": values.get("eval_every", default_grid(budget)),
@@ -127,12 +126,6 @@ def config_fields(options: RunOptions) -> dict[str, Any]:
         "track": tuple(options.track or ()),
     }
     return {name: value for name, value in values.items() if value is not None}
-
-
-def usual_parameters(recipe: str) -> dict[str, Any]:
-    """The default parameters of a recipe, by its name or a former name; empty for a user's own recipe."""
-    name = standard(recipe)
-    return default_parameters(name) if name in RECIPES else {}
 
 
 @lru_cache

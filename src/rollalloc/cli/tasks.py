@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from rollalloc.cli.options import RunOptions, changed_options
-from rollalloc.cli.sources import config_fields, usual_parameters
-from rollalloc.named import standard
+from rollalloc.cli.sources import config_fields
+from rollalloc.named import sizes_of, standard
 from rollalloc.tasks.presets import (
     DEFAULT_OPTIMIZER,
     Tuned,
@@ -49,7 +49,7 @@ def task_run(options: RunOptions, recipe: str, parameters: Mapping[str, Any], se
     if options.settings == "tuned":
         usual = tuned_of(preset.tuned_on).get(standard(recipe)) or Tuned({}, Config.learning_rate)
     else:
-        usual = Tuned(usual_parameters(recipe), preset.rate, DEFAULT_OPTIMIZER)
+        usual = Tuned(sizes_of(recipe, parameters), preset.rate, DEFAULT_OPTIMIZER)
     chosen = replace(usual, parameters={**usual.parameters, **parameters})
     run = planned_run(task, recipe, seed, tuned=chosen, **config_fields(options))
     if options.eval_every is None and run.max_rollouts is not None:

@@ -32,16 +32,29 @@ from rollalloc.core.rule import (
 from rollalloc.core.table import PromptTable
 from rollalloc.recipes.grpo import grpo
 from rollalloc.recipes.racing import increments
-from rollalloc.recipes.shapes import sized
+from rollalloc.recipes.shapes import Sizes, groups_of, sized
 from rollalloc.rules import advantages, judges, promote, sizes
 from rollalloc.rules.judges import SUCCESS_ABOVE, TINY
 from rollalloc.rules.prompts import Shuffled
 
 
-@sized
+def shape(rows: int = 64, group_rows: int = 4) -> Sizes:
+    """Sizes that double up to a whole group, from 2 on, as in the package (2, 4, 8, 16, 32).
+
+    Args:
+        rows: rows of a batch, at least 1.
+        group_rows: rollouts of a prompt after the last stage, at least 2.
+    """
+    sizes = [group_rows >> halvings for halvings in range(group_rows.bit_length())]
+    if len(sizes) > 2:
+        sizes.pop()  # 1
+    return {"groups": groups_of(rows, group_rows), "sizes_S": tuple(reversed(sizes))}
+
+
+@sized(shape)
 def cgrpo(
     groups: int = 16,
-    sizes_S: tuple[int, ...] = (2, 4, 8, 16, 32),
+    sizes_S: tuple[int, ...] = (2, 4),
     delta: float | None = None,
     visits: int = 200,
     deviation: advantages.Deviation | None = None,

@@ -14,12 +14,12 @@ from dataclasses import replace
 from typing import Literal
 
 from rollalloc.core.recipe import Recipe, at_least, one_of
-from rollalloc.recipes.grpo import batches_ahead, grpo
+from rollalloc.recipes.grpo import batches_ahead, grpo, shape
 from rollalloc.recipes.shapes import sized
 from rollalloc.rules import advantages, intake, judges
 
 
-@sized
+@sized(shape)
 def dapo(
     groups: int = 16,
     n: int = 4,

@@ -46,7 +46,7 @@ from rollalloc.core.rule import (
 )
 from rollalloc.core.table import PromptTable
 from rollalloc.recipes.grpo import grpo
-from rollalloc.recipes.shapes import sized
+from rollalloc.recipes.shapes import Sizes, groups_of, sized
 from rollalloc.rules import advantages
 from rollalloc.rules.rows import Chosen
 
@@ -55,10 +55,26 @@ _NEWEST = 0.3  # weight of the newest visit in the running mean and deviation of
 MOST_FACTOR = 1024  # largest ratio of rollouts to rows; up to this ratio, sizes are computed within seconds
 
 
-@sized
+def shape(rows: int = 64, group_rows: int = 4, shortest: int | None = None, longest: int | None = None) -> Sizes:
+    """K + L rows of a group, of which L = 1 is one of the longest.
+
+    Args:
+        rows: rows of a batch, at least 1.
+        group_rows: K + L, at least 1. If it is 1, L is 0.
+        shortest: K, if the user set it. L is the rest of the group.
+        longest: L, if the user set it. K is the rest of the group.
+    """
+    if longest is None:
+        longest = min(1, group_rows - 1) if shortest is None else group_rows - shortest
+    if shortest is None:
+        shortest = group_rows - longest
+    return {"groups": groups_of(rows, group_rows), "shortest": shortest, "longest": longest}
+
+
+@sized(shape)
 def darts(
     groups: int = 16,
-    shortest: int = 7,
+    shortest: int = 3,
     longest: int = 1,
     max_redundancy: float = 2.0,
     tail: Literal["exact", "sampled", "none"] = "exact",

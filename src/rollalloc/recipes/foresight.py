@@ -23,12 +23,13 @@ from rollalloc.core.table import PromptTable
 from rollalloc.predict import quality
 from rollalloc.predict.predictor import Predictor
 from rollalloc.recipes.grpo import grpo
+from rollalloc.recipes.reinforce import shape
 from rollalloc.recipes.shapes import sized
 from rollalloc.rules import advantages, judges
 from rollalloc.rules.prompts import rises, some_free, without_replacement
 
 
-@sized
+@sized(shape)
 def foresight(
     groups: int = 32,
     n: int = 1,

@@ -24,12 +24,12 @@ from rollalloc.core.recipe import Recipe, at_least
 from rollalloc.core.rule import IntakeRule, Memory, PromptRule, PromptTraits, View
 from rollalloc.core.table import PromptTable
 from rollalloc.recipes.dapo import dapo
-from rollalloc.recipes.grpo import batches_ahead
+from rollalloc.recipes.grpo import batches_ahead, shape
 from rollalloc.recipes.shapes import sized
 from rollalloc.rules import advantages
 
 
-@sized
+@sized(shape)
 def greso(
     groups: int = 16,
     n: int = 4,

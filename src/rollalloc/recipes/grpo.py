@@ -12,14 +12,24 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rollalloc.core.recipe import Budget, Recipe, Replay, Stage, at_least
-from rollalloc.recipes.shapes import sized
+from rollalloc.recipes.shapes import Sizes, plain, sized
 from rollalloc.rules import advantages, intake, judges, promote, prompts, rows, sizes
 
 # An outage can cause a visit without a score. After three such visits in a row, the prompt is probably the cause.
 QUARANTINE_AFTER = 3
 
 
-@sized
+def shape(rows: int = 64, group_rows: int = 4) -> Sizes:
+    """Groups of `group_rows` rollouts, all of which are trained on. This is the shape of every method that has only n.
+
+    Args:
+        rows: rows of a batch, at least 1.
+        group_rows: rows of a group, at least 1.
+    """
+    return plain(rows, group_rows)
+
+
+@sized(shape)
 def grpo(
     groups: int = 16,
     n: int = 4,
@@ -62,7 +72,7 @@ def grpo(
     )
 
 
-@sized
+@sized(shape)
 def dr_grpo(groups: int = 16, n: int = 4) -> Recipe:
     """Dr. GRPO: GRPO without the division by the group's standard deviation. arXiv 2503.20783.
 
@@ -79,7 +89,7 @@ def dr_grpo(groups: int = 16, n: int = 4) -> Recipe:
     return replace(grpo(groups, n), advantage=advantages.OverGroup(advantages.dr_grpo))
 
 
-@sized
+@sized(shape)
 def rloo(groups: int = 16, n: int = 4) -> Recipe:
     """RLOO: n rollouts per prompt, each compared with the mean of the prompt's other rollouts. arXiv 2402.14740.
 

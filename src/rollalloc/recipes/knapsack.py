@@ -27,13 +27,13 @@ from rollalloc.core.rule import (
     View,
 )
 from rollalloc.core.table import PromptTable
-from rollalloc.recipes.grpo import grpo
+from rollalloc.recipes.grpo import grpo, shape
 from rollalloc.recipes.shapes import sized
 from rollalloc.rules import advantages
 from rollalloc.rules.prompts import Shuffled
 
 
-@sized
+@sized(shape)
 def knapsack(
     groups: int = 16,
     n: int = 4,

@@ -20,13 +20,13 @@ from rollalloc.core.prompt_pool import NOW
 from rollalloc.core.recipe import Recipe, at_least
 from rollalloc.core.rule import Memory, PromptRule, PromptTraits, View
 from rollalloc.core.table import PromptTable
-from rollalloc.recipes.grpo import grpo
+from rollalloc.recipes.grpo import grpo, shape
 from rollalloc.recipes.shapes import sized
 from rollalloc.rules import judges
 from rollalloc.rules.prompts import prior_counts, prior_rate, some_free
 
 
-@sized
+@sized(shape)
 def mopps(groups: int = 16, n: int = 4, target: float = 0.5, decay: float = 0.5, pool: int = 8) -> Recipe:
     """MoPPS: draw the prompts whose success rate, sampled from a posterior, is nearest to a target. arXiv 2507.04632.
 

@@ -44,7 +44,7 @@ from rollalloc.core.rule import (
 )
 from rollalloc.core.statistics import aged
 from rollalloc.recipes.grpo import batches_ahead, grpo
-from rollalloc.recipes.shapes import sized
+from rollalloc.recipes.shapes import Sizes, groups_of, sized
 from rollalloc.rules import advantages, intake, promote, sizes
 from rollalloc.rules.judges import TINY
 from rollalloc.rules.rows import Chosen, MaxVariance, even, max_variance_subset
@@ -64,11 +64,34 @@ _PROMOTE: Mapping[str, PromoteRule] = {
 _IN_WAVES = promote.TopVariance()
 
 
-@sized
+def shape(rows: int = 64, group_rows: int = 4, n_pilot: int | None = None, n_commit: int | None = None) -> Sizes:
+    """A quarter of a group are pilots, as published, but at least two: the mean of one is 0 or 1, never in the window.
+
+    Args:
+        rows: rows of a batch, at least 1.
+        group_rows: pilots and commits of a group, at least 3.
+        n_pilot: number of pilots, if the user set it. The other rollouts of the group are commits.
+        n_commit: number of commits, if the user set it. The other rollouts of the group are pilots.
+
+    Raises:
+        ValueError: there is no room for two pilots and one commit.
+    """
+    if n_pilot is None and n_commit is None and group_rows < 3:
+        raise ValueError(
+            f"pilot_commit: expected at least 3 rollouts in a group, two pilots and one more, got {group_rows}"
+        )
+    if n_pilot is None:
+        n_pilot = max(2, group_rows // 4) if n_commit is None else group_rows - n_commit
+    if n_commit is None:
+        n_commit = group_rows - n_pilot
+    return {"groups": groups_of(rows, group_rows), "n_pilot": n_pilot, "n_commit": n_commit}
+
+
+@sized(shape)
 def pilot_commit(
     groups: int = 16,
-    n_pilot: int = 4,
-    n_commit: int = 12,
+    n_pilot: int = 2,
+    n_commit: int = 2,
     gen_groups: int | None = None,
     p_lower: float = 0.125,
     p_upper: float = 0.25,

@@ -13,7 +13,7 @@ from typing import Literal
 
 from rollalloc.core.recipe import Recipe, at_least, one_of
 from rollalloc.recipes.grpo import grpo
-from rollalloc.recipes.shapes import sized
+from rollalloc.recipes.shapes import Sizes, groups_of, sized
 from rollalloc.rules import advantages, rows
 
 _ROW_RULES = {
@@ -24,7 +24,21 @@ _ROW_RULES = {
 }
 
 
-@sized
+def shape(rows: int = 64, group_rows: int = 4, n: int | None = None, m: int | None = None) -> Sizes:
+    """Four rollouts for each row that is trained on, as published (64 → 16).
+
+    Args:
+        rows: rows of a batch, at least 1.
+        group_rows: m, unless n or m is set.
+        n: rollouts per prompt, if the user set it; a quarter of them is trained on, at least 2.
+        m: rows of a group, if the user set it.
+    """
+    if m is None:
+        m = group_rows if n is None else max(2, n // 4)
+    return {"groups": groups_of(rows, group_rows), "n": 4 * m if n is None else n, "m": m}
+
+
+@sized(shape)
 def pods(
     groups: int = 16,
     n: int | None = None,
@@ -47,13 +61,12 @@ def pods(
     Raises:
         ValueError: m is out of its range, or the rule is unknown.
     """
-    if m is not None:
-        at_least("m", m, 2, "so that their rewards can differ")
-    if n is None:
-        n = 16 if m is None else 4 * m
-    at_least("n", n, 2, "so that rewards can differ")
-    m = max(2, n // 4) if m is None else m
+    made = shape(n=n, m=m)
+    size: int = made["n"]
+    kept: int = made["m"]
+    at_least("m", kept, 2, "so that their rewards can differ")
+    at_least("n", size, 2, "so that rewards can differ")
     one_of("rule", rule, tuple(_ROW_RULES))
-    if m > n:
-        raise ValueError(f"m must be at most n={n}, the number of rollouts to choose from, got {m}")
-    return replace(grpo(groups, n), rows=_ROW_RULES[rule](m), advantage=advantages.OverChosen(advantages.pods))
+    if kept > size:
+        raise ValueError(f"m must be at most n={size}, the number of rollouts to choose from, got {kept}")
+    return replace(grpo(groups, size), rows=_ROW_RULES[rule](kept), advantage=advantages.OverChosen(advantages.pods))

@@ -11,14 +11,25 @@ from dataclasses import replace
 from rollalloc.core.recipe import Recipe, Stage
 from rollalloc.core.rule import Act
 from rollalloc.recipes.grpo import batches_ahead, grpo
-from rollalloc.recipes.shapes import sized
+from rollalloc.recipes.shapes import Sizes, groups_of, sized
 from rollalloc.rules import advantages, intake, judges, promote, sizes
 
 
-@sized
+def shape(rows: int = 64, group_rows: int = 4) -> Sizes:
+    """A quarter of a group, half of it, and all of it; at least two rollouts, because a single result never differs.
+
+    Args:
+        rows: rows of a batch, at least 1.
+        group_rows: rollouts of a prompt after the last stage, at least 2.
+    """
+    sizes_S = tuple(dict.fromkeys(min(group_rows, max(2, group_rows // share)) for share in (4, 2, 1)))
+    return {"groups": groups_of(rows, group_rows), "sizes_S": sizes_S}
+
+
+@sized(shape)
 def racing(
     groups: int = 16,
-    sizes_S: tuple[int, ...] = (4, 8, 16),
+    sizes_S: tuple[int, ...] = (2, 4),
     gen_groups: int | None = None,
     max_staleness: int = 0,
     deviation: advantages.Deviation | None = None,

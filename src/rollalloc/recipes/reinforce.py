@@ -23,12 +23,22 @@ from rollalloc.core.recipe import Recipe, one_of
 from rollalloc.core.rule import Drawn, Memory, PromptTraits, View
 from rollalloc.core.table import PromptTable
 from rollalloc.recipes.grpo import grpo
-from rollalloc.recipes.shapes import sized
+from rollalloc.recipes.shapes import Sizes, plain, sized
 from rollalloc.rules import advantages
 from rollalloc.rules.prompts import Shuffled
 
 
-@sized
+def shape(rows: int = 32, group_rows: int = 1) -> Sizes:
+    """One rollout of each of `rows` prompts: these methods do not compare rollouts of a prompt.
+
+    Args:
+        rows: rows of a batch, at least 1.
+        group_rows: rows of a group in other methods; without effect.
+    """
+    return plain(rows, group_rows=1)
+
+
+@sized(shape)
 def reinforce(
     groups: int = 32,
     n: int = 1,
@@ -65,7 +75,7 @@ def reinforce(
     return replace(base, prompts=prompts, advantage=advantages.Rewards(), over_batch=advantages.BatchMean(neg))
 
 
-@sized
+@sized(shape)
 def raft(groups: int = 32, n: int = 1) -> Recipe:
     """RAFT: learn only from rewarded rollouts, A = max(r, 0). arXiv 2304.06767, as in 2504.11343.
 

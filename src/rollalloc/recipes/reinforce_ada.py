@@ -16,14 +16,26 @@ from rollalloc.core.group import GroupView
 from rollalloc.core.recipe import Recipe, Stage, at_least, one_of
 from rollalloc.core.rule import Act, JudgeRule, JudgeTraits, Verdict, View, rows_of
 from rollalloc.recipes.grpo import grpo
-from rollalloc.recipes.shapes import sized
+from rollalloc.recipes.shapes import Sizes, groups_of, sized
 from rollalloc.rules import advantages, promote, rows, sizes
 from rollalloc.rules.judges import SUCCESS_ABOVE
 
 _MOST_ROUNDS = 1000  # each round is a stage of the recipe; more stages would exhaust the memory
 
 
-@sized
+def shape(rows: int = 64, group_rows: int = 4, n: int | None = None) -> Sizes:
+    """Rounds of twice the rows of a group, as published (8 for n = 4).
+
+    Args:
+        rows: rows of a batch, at least 1.
+        group_rows: n, unless the user set it.
+        n: rows of a group, if the user set it.
+    """
+    n = group_rows if n is None else n
+    return {"groups": groups_of(rows, group_rows), "n": n, "round_n": 2 * n}
+
+
+@sized(shape)
 def reinforce_ada(
     groups: int = 16,
     n: int = 4,

@@ -1,46 +1,67 @@
-"""Set the sizes of a recipe, such as `n`, from a framework's settings, if the user did not give them."""
+"""What every recipe function has beside its parameters: a shape, and a check of the kinds of its arguments."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from functools import wraps
 from numbers import Integral, Real
-from typing import Any, ParamSpec, get_type_hints
+from typing import Any, ParamSpec, Protocol, get_type_hints
 
-from rollalloc.core.recipe import Recipe
+from rollalloc.core.recipe import Recipe, at_least
 
 _P = ParamSpec("_P")
-# This attribute is not a dataclass field, so `dataclasses.replace` drops it. A changed recipe therefore keeps its sizes.
-_CALL = "_call"
+# The sizes of a method: its parameters that say how many prompts and rollouts a batch has, with their values.
+Sizes = dict[str, Any]
+Shape = Callable[..., Sizes]  # called as shape(rows, group_rows, and sizes that the user set), all optional
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """The call of a recipe function.
+class RecipeFunction(Protocol[_P]):
+    """A function that returns a recipe. `shape` gives values for its sizes."""
 
-    Attributes:
-        function: a recipe function of `rollalloc.recipes`.
-        given: the arguments that were passed, by name.
+    __name__: str
+    shape: Shape
+
+    def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> Recipe: ...
+
+
+def sized(shape: Shape) -> Callable[[Callable[_P, Recipe]], RecipeFunction[_P]]:
+    """Decorate a recipe function: it gets its shape, and checks the kinds of its arguments.
+
+    Args:
+        shape: returns the sizes of the method for `rows`, the rows of a batch, and `group_rows`, the rows of a group. Its
+            other parameters are sizes that the user set. The defaults of the recipe function are those of `shape()`.
     """
 
-    function: Callable[..., Recipe]
-    given: Mapping[str, Any]
+    def decorated(function: Callable[_P, Recipe]) -> RecipeFunction[_P]:
+        signature = inspect.signature(function)
+
+        @wraps(function)
+        def called(*args: _P.args, **kwargs: _P.kwargs) -> Recipe:
+            given = of_kinds(called, signature.bind(*args, **kwargs).arguments)
+            return function(**given)  # pyright: ignore[reportCallIssue]
+
+        recipe_function: Any = called
+        recipe_function.shape = shape
+        return recipe_function
+
+    return decorated
 
 
-def sized(function: Callable[_P, Recipe]) -> Callable[_P, Recipe]:
-    """Decorate a recipe function, so that it checks the kinds of its arguments, and `call_of` can return the call."""
-    signature = inspect.signature(function)
+def groups_of(rows: int, group_rows: int) -> int:
+    """The number of groups in a batch of about this many rows, at least 1.
 
-    @wraps(function)
-    def called(*args: _P.args, **kwargs: _P.kwargs) -> Recipe:
-        given = of_kinds(called, signature.bind(*args, **kwargs).arguments)
-        recipe = function(**given)  # pyright: ignore[reportCallIssue]
-        object.__setattr__(recipe, _CALL, Call(called, given))
-        return recipe
+    Raises:
+        ValueError: a number is below 1.
+    """
+    at_least("rows", rows, 1)
+    at_least("group_rows", group_rows, 1)
+    return max(1, rows // group_rows)
 
-    return called
+
+def plain(rows: int, group_rows: int) -> Sizes:
+    """The shape of GRPO, and of a recipe function that has no shape of its own: n rollouts of each prompt."""
+    return {"groups": groups_of(rows, group_rows), "n": group_rows}
 
 
 def of_kinds(function: Callable[..., Recipe], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -72,49 +93,3 @@ def _of_kind(name: str, value: Any, kind: Any) -> Any:
     if kind is bool and not isinstance(value, bool):
         raise ValueError(f"{name} must be true or false, got {value!r}")
     return value
-
-
-def call_of(recipe: Recipe) -> Call | None:
-    """Return the call that made this recipe; None if the recipe was not made by a single call, or changed afterwards."""
-    return vars(recipe).get(_CALL)
-
-
-def sizes_for(
-    parameters: Collection[str], given: Mapping[str, Any], groups: int, n: int, *, trained: bool = True
-) -> dict[str, Any]:
-    """Return values for the size parameters of a recipe function that were not given.
-
-    - Pilot-Commit: a quarter of a group's rollouts are pilots, but at least two. With a single pilot and rewards of 0 and
-      1, the mean would never be in the window.
-    - DARTS: `shortest` + `longest` is n. If neither is given, `longest` is 1, or 0 if n is 1.
-    - Stages of growing size: `sizes_S` is (n // 4, n // 2, n). 0 becomes 1, and a repeated size is left out.
-    - PODS: if n counts the trained rollouts, four times as many are generated.
-
-    Args:
-        parameters: names of the recipe function's parameters.
-        given: the parameters that were set, with their values.
-        groups: prompts in a batch, at least 1.
-        n: rollouts per prompt, at least 1.
-        trained: True: n counts the rollouts that are trained on, as TRL's `num_generations` does. False: n counts
-            all rollouts, as verl's `rollout.n` does.
-
-    Raises:
-        ValueError: a group of Pilot-Commit has fewer than three rollouts: two pilots and one more.
-    """
-    fits: dict[str, Any] = {"groups": groups}
-    if "m" in parameters and trained:
-        fits["m"] = n
-        n = 4 * given.get("m", n)
-    if "n_pilot" in parameters:
-        if n < 3 and not {"n_pilot", "n_commit"} & given.keys():
-            raise ValueError(f"pilot_commit: expected at least 3 rollouts in a group, two pilots and one more, got {n}")
-        pilots = given.get("n_pilot", n - given["n_commit"] if "n_commit" in given else max(2, n // 4))
-        fits |= {"n_pilot": pilots, "n_commit": n - pilots}
-    elif "shortest" in parameters:
-        longest = given.get("longest", n - given["shortest"] if "shortest" in given else min(1, n - 1))
-        fits |= {"shortest": n - longest, "longest": longest}
-    elif "sizes_S" in parameters:
-        fits["sizes_S"] = tuple(dict.fromkeys(max(1, n // share) for share in (4, 2, 1)))
-    elif "n" in parameters:
-        fits["n"] = n
-    return {name: value for name, value in fits.items() if name in parameters and name not in given}

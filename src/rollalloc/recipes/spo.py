@@ -22,12 +22,13 @@ from rollalloc.core.recipe import Recipe, at_least
 from rollalloc.core.rule import Drawn, Memory, PromptRule, PromptTraits, View
 from rollalloc.core.table import PromptTable
 from rollalloc.recipes.grpo import grpo
+from rollalloc.recipes.reinforce import shape
 from rollalloc.recipes.shapes import sized
 from rollalloc.rules import advantages, judges
 from rollalloc.rules.prompts import prior_counts, rises, some_free, without_replacement
 
 
-@sized
+@sized(shape)
 def spo(groups: int = 32, n: int = 1, half_way: float = 0.06, spread: float = 0.05) -> Recipe:
     """SPO: each prompt's tracked success rate is its baseline; advantages are normalised per batch. arXiv 2509.13232.
 

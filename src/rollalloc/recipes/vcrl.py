@@ -32,14 +32,14 @@ from rollalloc.core.rule import (
     View,
 )
 from rollalloc.core.table import PromptTable
-from rollalloc.recipes.grpo import grpo
+from rollalloc.recipes.grpo import grpo, shape
 from rollalloc.recipes.shapes import sized
 from rollalloc.rules import advantages
 from rollalloc.rules.judges import TINY, mixed
 from rollalloc.rules.prompts import Shuffled
 
 
-@sized
+@sized(shape)
 def vcrl(
     groups: int = 16,
     n: int = 4,

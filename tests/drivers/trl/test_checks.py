@@ -26,6 +26,7 @@ from rollalloc.drivers.trl.checks import (
 )
 from rollalloc.named import RECIPES
 from rollalloc.recipes.mopps import Posterior
+from rollalloc.rules import promote
 from rollalloc.rules.advantages import OverChosen, OverGroup, dr_grpo
 
 CHAT = Dataset.from_dict({"prompt": [[{"role": "user", "content": "k1"}]] * 8})
@@ -203,59 +204,71 @@ def test_every_recipe_by_name_has_the_sizes_of_a_usual_config(tmp_path, name, ro
     args = tiny_trl.settings(
         tmp_path, per_device_train_batch_size=rows, num_generations=8, gradient_accumulation_steps=accumulated
     )
-    made = [in_shape_of(args, name), *([in_shape_of(args, RECIPES[name]())] if "+" not in name else [])]
-    assert made[0] == made[-1]
-    check_sizes(args, made[0])
-    assert made[0].groups == accumulated
+    made = in_shape_of(args, name, {})
+    check_sizes(args, made)
+    assert made.groups == accumulated
 
 
-@pytest.mark.parametrize("recipe", ["pilot_commit", recipes.pilot_commit(promote="random"), "reinforce"])
-def test_a_recipe_without_sizes_trains_under_a_usual_config(tmp_path, recipe):
+@pytest.mark.parametrize(
+    ("recipe", "parameters"), [("pilot_commit", None), ("pilot_commit", {"promote": "random"}), ("reinforce", None)]
+)
+def test_a_recipe_by_name_trains_under_a_usual_config(tmp_path, recipe, parameters):
     args = tiny_trl.settings(tmp_path, per_device_train_batch_size=8, num_generations=8, max_steps=1)
     trainer = AllocatedGRPOTrainer(
         tiny_trl.tiny_model(), tiny_trl.starts_right, args=args, train_dataset=tiny_trl.prompts(),
-        processing_class=tiny_trl.tiny_tokenizer(), recipe=recipe,
+        processing_class=tiny_trl.tiny_tokenizer(), recipe=recipe, parameters=parameters,
     )  # fmt: skip
     trainer.train()
     assert trainer.state.global_step == 1
-    assert trainer.allocation.allocator.recipe.groups == 1
+    made = trainer.allocation.allocator.recipe
+    assert made.groups == 1
+    assert (made.stages[-1].promote == promote.RandomOrder()) == (parameters is not None)
 
 
 @pytest.mark.parametrize(
-    ("recipe", "said"),
+    ("recipe", "parameters", "groups", "said"),
     [
-        ("reinforce", True),
-        (recipes.raft(), True),
-        (recipes.reinforce(n=8), False),
-        (recipes.reinforce(groups=1, n=8), False),
-        ("rloo", False),
+        ("reinforce", {}, 1, "num_generations=8 gives it 8 rollouts of each of 1 prompts in a batch. For one"),
+        ("foresight", {}, 1, "foresight is meant for one rollout of each of many prompts"),
+        ("reinforce", {"n": 8}, 1, None),
+        ("reinforce", {"n": 1}, 8, None),
+        ("rloo", {}, 1, None),
+        ("grpo", {}, 1, None),
+        ("pilot_commit", {"promote": "random"}, 1, None),
+        ("pods", {}, 1, "generates up to 32 rollouts of each prompt, of which num_generations=8 are trained on"),
     ],
 )
-def test_groups_made_of_a_recipe_for_single_rollouts_are_said(tmp_path, caplog, recipe, said):
+def test_what_a_recipe_makes_of_num_generations_is_said(tmp_path, caplog, recipe, parameters, groups, said):
     args = tiny_trl.settings(tmp_path, per_device_train_batch_size=8, num_generations=8)
-    assert in_shape_of(args, recipe).groups == 1
-    assert ("8 rollouts of each of 1 prompts in a batch" in caplog.text) == said
+    assert in_shape_of(args, recipe, parameters).groups == groups
+    assert len(caplog.messages) == (said is not None)
+    assert (said or "") in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("recipe", "said"),
-    [
-        ("foresight", "n=1 in the recipe, as in recipes.foresight(n=1)"),
-        (recipes.raft(), "n=1 in the recipe, as in recipes.raft(n=1)"),
-        ("pods", "generates up to 32 rollouts of each prompt, of which num_generations=8 are trained on"),
-        (recipes.pods(), "generates up to 32 rollouts of each prompt, of which num_generations=8 are trained on"),
-    ],
-)
-def test_what_a_recipe_makes_of_num_generations_is_said_in_the_name_of_the_recipe(tmp_path, caplog, recipe, said):
-    in_shape_of(tiny_trl.settings(tmp_path, per_device_train_batch_size=8, num_generations=8), recipe)
-    [warning] = caplog.messages
-    assert said in warning
-
-
-@pytest.mark.parametrize("recipe", ["grpo", "pilot_commit", recipes.pods(groups=1, n=16, m=8)])
-def test_a_recipe_that_generates_what_was_said_warns_of_nothing(tmp_path, caplog, recipe):
-    in_shape_of(tiny_trl.settings(tmp_path, per_device_train_batch_size=8, num_generations=8), recipe)
+def test_a_method_of_one_rollout_per_prompt_has_one_where_num_generations_says_nothing_else(tmp_path, caplog):
+    args = tiny_trl.settings(tmp_path, per_device_train_batch_size=8, num_generations=2)
+    made = in_shape_of(args, "reinforce", {})
+    check_sizes(args, made)
+    assert (made.groups, made.stages[0].size.n) == (8, 1)
     assert not caplog.messages
+
+
+def test_a_recipe_keeps_its_sizes_and_takes_no_parameters(tmp_path):
+    args = tiny_trl.settings(tmp_path, per_device_train_batch_size=8, num_generations=8)
+    recipe = recipes.pilot_commit(promote="random")
+    assert in_shape_of(args, recipe, {}) is recipe
+    with pytest.raises(ValueError, match=r"num_generations=8 does not fit .* recipe='pilot_commit', gets TRL's sizes"):
+        check_sizes(args, recipe)
+    with pytest.raises(ValueError, match="are for a recipe that is given by name"):
+        in_shape_of(args, recipe, {"promote": "random"})
+
+
+def test_a_parameter_that_the_recipe_does_not_have_is_refused_before_a_model_is_loaded(tmp_path):
+    with pytest.raises(ValueError, match=r"pilot_commit has no parameter 'promot' .did you mean 'promote'"):
+        AllocatedGRPOTrainer(
+            "no such model", tiny_trl.starts_right, args=tiny_trl.settings(tmp_path), train_dataset=tiny_trl.prompts(),
+            recipe="pilot_commit", parameters={"promot": "random"},
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize(

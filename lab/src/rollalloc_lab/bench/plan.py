@@ -18,9 +18,8 @@ from rollalloc.files.atomic import write_text
 from rollalloc.files.claims import Claims
 from rollalloc.files.opening import read_text
 from rollalloc.files.text import one_line, told
-from rollalloc.named import RECIPES, make_recipe, near
+from rollalloc.named import RECIPES, make_recipe, near, sizes_of
 from rollalloc.tasks.presets import DEFAULT_RATE, preset_of
-from rollalloc.train.defaults import default_parameters
 from rollalloc_lab.bench.tiers import TIERS, Tier, seconds_of
 
 PLAN, TABLE, DIVERGED = "plan.json", "leaderboard.md", "diverged.json"
@@ -185,7 +184,7 @@ def _contestant(label: str, tier: Tier) -> Contestant:
     else:
         for unknown in set(label.split("+")) - set(RECIPES):
             make_recipe(unknown, {})  # raises an error that lists the known recipes
-        recipe, parameters = label, default_parameters(label)
+        recipe, parameters = label, sizes_of(label, {})
     make_recipe(recipe, parameters)
     return Contestant(recipe=recipe, label=label, parameters=json.loads(json.dumps(dict(parameters))))
 

@@ -8,11 +8,12 @@ from types import MappingProxyType
 from typing import Any
 
 from rollalloc.named import RECIPES
-from rollalloc.train.defaults import DEFAULT_ALONE, DEFAULT_SHAPE
+from rollalloc.recipes import grpo, reinforce
 from rollalloc_lab.tasks.rungs import PREFIX
 
 _FIRST_SEED = 9900  # seeds from here on were not used before
 _FIRST_OF_LADDER = 9700  # the same for the ladder
+_GROUPS, _ALONE = grpo.shape(), reinforce.shape()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,17 +45,17 @@ def _seeds(count: int, first: int = _FIRST_SEED) -> tuple[int, ...]:
 # rollouts in a batch. All other parameters have their defaults.
 LADDER_METHODS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "grpo": ("grpo", {"groups": 4, "n": 16}),  # the usual shape in practice
-    "grpo_4": ("grpo", DEFAULT_SHAPE),
-    "grpo_4_replay": ("grpo", {**DEFAULT_SHAPE, "replay": 64}),
+    "grpo_4": ("grpo", _GROUPS),
+    "grpo_4_replay": ("grpo", {**_GROUPS, "replay": 64}),
     "rloo_2": ("rloo", {"groups": 32, "n": 2}),
-    "dapo_carry": ("dapo_carry", {**DEFAULT_SHAPE, "gen_groups": 48}),
+    "dapo_carry": ("dapo_carry", {**_GROUPS, "gen_groups": 48}),
     "pilot_commit_4": ("pilot_commit", {"groups": 8, "n_pilot": 4, "n_commit": 4, "gen_groups": 24}),
     "pilot_commit_8": ("pilot_commit", {"groups": 2, "n_pilot": 8, "n_commit": 24, "gen_groups": 6}),
-    "reinforce": ("reinforce", DEFAULT_ALONE),
+    "reinforce": ("reinforce", _ALONE),
     # REINFORCE with its former defaults.
     "reinforce_replay": ("reinforce", {"groups": 64, "n": 1, "neg": 0.1, "replay": 64}),
-    "raft": ("raft", DEFAULT_ALONE),
-    "foresight": ("foresight", DEFAULT_ALONE),
+    "raft": ("raft", _ALONE),
+    "foresight": ("foresight", _ALONE),
 }
 
 TIERS: Mapping[str, Tier] = MappingProxyType(

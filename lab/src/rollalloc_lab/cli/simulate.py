@@ -108,7 +108,10 @@ def simulate(
     ] = "grpo,darts,pilot_commit",
     set_: LabelledParameters = None,
     matched: Annotated[
-        str, typer.Option(help="groups=G,n=N: groups per batch and rollouts per group, unless --set changes them.")
+        str,
+        typer.Option(
+            help="groups=G,n=N: G·N rows per batch, in groups of N if the method has groups, unless --set changes them."
+        ),
     ] = "groups=128,n=8",
     gpus: Annotated[str, typer.Option(help="Comma-separated numbers of GPUs.")] = "8,64,512",
     seeds: Annotated[
@@ -144,7 +147,7 @@ def simulate(
     workload = _workload(given, log, prompts)
     scenarios = _scenarios(given, _different("--gpus", gpus, 1), latency, workload)
     numbers = _different("--seeds", seeds, 0)
-    parameters = parameters_by_label(set_, matched, named, lenient=True)
+    parameters = parameters_by_label(set_, matched, named)
     made = {label: make_recipe(name, parameters[label]) for label, name in named.items()}
     for scenario in scenarios:
         for recipe in made.values():

@@ -7,7 +7,6 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from importlib.metadata import version
-from inspect import signature
 from reprlib import repr as short
 from typing import Any
 
@@ -15,15 +14,13 @@ from packaging.version import Version
 from transformers import PreTrainedModel
 from trl import is_conversational
 
-from rollalloc import recipes
 from rollalloc.core.recipe import Recipe
 from rollalloc.core.rule import called
 from rollalloc.data.overlap import warn_of_shared
 from rollalloc.drivers.trl.columns import check_conversations
 from rollalloc.drivers.trl.rewards import RewardFunctions, check_columns, how_to_name_a_metric
 from rollalloc.drivers.trl.sharding import is_sharded
-from rollalloc.named import in_shape, signature_of
-from rollalloc.recipes.shapes import call_of
+from rollalloc.named import in_shape
 from rollalloc.rules import rows
 from rollalloc.rules.prompts import InOrder, Shuffled
 from rollalloc.train.objective import Clip
@@ -73,24 +70,42 @@ def rows_per_group(recipe: Recipe) -> int | None:
     return None if None in sizes else sum(size for size in sizes if size is not None)
 
 
-def in_shape_of(args: Any, recipe: Recipe | str) -> Recipe:
-    """If a recipe has no sizes, set them to fit TRL's generation batch. A recipe with sizes is returned unchanged.
+def in_shape_of(args: Any, recipe: Recipe | str, parameters: Mapping[str, Any]) -> Recipe:
+    """Make a recipe that is given by name, with sizes that fit TRL's generation batch. A recipe is returned unchanged.
 
         groups × rows per group = per_device_train_batch_size × processes × steps_per_generation
 
-    The number of rows per group is `num_generations`, unless the recipe itself determines this number.
+    The number of rows per group is `num_generations`, unless the parameters determine this number.
+
+    Raises:
+        ValueError: the name or a parameter is not allowed; or there are parameters, but the recipe is not given by name.
     """
+    if isinstance(recipe, Recipe):
+        if parameters:
+            raise ValueError(
+                f"parameters={dict(parameters)} are for a recipe that is given by name; set them in the recipe"
+            )
+        return recipe
     rows, n = args.generation_batch_size, args.num_generations
-    made = in_shape(recipe, {}, max(1, rows // n), n)
+    made = in_shape(recipe, parameters, rows, n)
     own = rows_per_group(made)
-    if own is not None and own != n and rows % own == 0:
-        made = in_shape(recipe, {}, rows // own, n)
-    _warn_of_own_n(recipe, made)
-    if made is not recipe:
-        sizes = ", ".join(f"{stage.name}: {stage.size!r}" for stage in made.stages)
-        log.info("the recipe has TRL's sizes: %d groups in a batch, %s, rows %r", made.groups, sizes, made.rows)
-        _warn_of_more(made, n)
+    if own == 1 and "n" not in parameters and n != _least_divisor(rows):
+        _warn_of_groups(recipe, rows, n)
+        made = in_shape(recipe, {"n": n, "groups": max(1, rows // n), **parameters}, rows, n)
+    elif own is not None and "groups" not in parameters and made.groups * own != rows and rows % own == 0:
+        made = in_shape(recipe, {"groups": rows // own, **parameters}, rows, n)
+    sizes = ", ".join(f"{stage.name}: {stage.size!r}" for stage in made.stages)
+    log.info("the recipe has TRL's sizes: %d groups in a batch, %s, rows %r", made.groups, sizes, made.rows)
+    _warn_of_more(made, n)
     return made
+
+
+def _warn_of_groups(recipe: str, rows: int, n: int) -> None:
+    log.warning(
+        "%s is meant for one rollout of each of many prompts, but num_generations=%d gives it %d rollouts of each of %d "
+        "prompts in a batch. For one rollout of each, set num_generations=%d, the smallest value that TRL accepts",
+        *(recipe, n, n, max(1, rows // n), _least_divisor(rows)),
+    )
 
 
 def _warn_of_more(made: Recipe, n: int) -> None:
@@ -100,30 +115,10 @@ def _warn_of_more(made: Recipe, n: int) -> None:
     if None not in sizes and generated > n:
         log.warning(
             "the recipe generates up to %d rollouts of each prompt, of which num_generations=%d are trained on: each is "
-            "paid for. For other numbers, give the recipe with its sizes, as in recipes.pods(groups, n, m)",
+            "paid for. For other numbers, set the sizes in `parameters`, or give the recipe with its sizes, as in "
+            "recipes.pods(groups, n, m)",
             generated,
             n,
-        )
-
-
-def _warn_of_own_n(recipe: Recipe | str, made: Recipe) -> None:
-    """Warn if a recipe is meant for one rollout per prompt, but got a larger n from `num_generations`."""
-    if isinstance(recipe, str):
-        name, parameters = recipe, signature_of(recipe)
-    else:
-        call = call_of(recipe)
-        name = "" if call is None else call.function.__name__
-        parameters = {} if call is None or {"groups", "n"} & call.given.keys() else signature(call.function).parameters
-    rows = rows_per_group(made)
-    if "n" in parameters and parameters["n"].default == 1 and rows is not None and rows > 1:
-        log.warning(
-            "this recipe is meant for one rollout of each of many prompts, but num_generations=%d gives it %d rollouts of "
-            "each of %d prompts in a batch. For one rollout of each, set num_generations=2, the smallest value that TRL "
-            "accepts, and n=1 in the recipe, as in %s",
-            rows,
-            rows,
-            made.groups,
-            f"recipes.{name}(n=1)" if hasattr(recipes, name) else f"make_recipe({name!r}, {{'n': 1}})",
         )
 
 
@@ -139,7 +134,8 @@ def check_sizes(args: Any, recipe: Recipe) -> None:
         stages = ", ".join(f"{stage.name}: {stage.size!r}" for stage in recipe.stages)
         raise ValueError(
             f"num_generations={args.num_generations} does not fit the recipe, which trains on {each} rows per group "
-            f"(stages: {stages}; rows {called(recipe.rows)}); set num_generations={each}, or change the recipe"
+            f"(stages: {stages}; rows {called(recipe.rows)}); set num_generations={each}, or change the recipe; "
+            "one that is given by its name, as in recipe='pilot_commit', gets TRL's sizes"
         )
     if args.generation_batch_size != recipe.groups * each:
         raise ValueError(
@@ -158,7 +154,7 @@ def _check_counted(args: Any, recipe: Recipe) -> None:
     """
     if recipe.groups < 2:
         raise ValueError("the recipe trains on one row per batch, but TRL needs at least 2; give it more groups")
-    least = next(number for number in range(2, recipe.groups + 1) if recipe.groups % number == 0)
+    least = _least_divisor(recipe.groups)
     if args.num_generations != least:
         raise ValueError(
             f"num_generations={args.num_generations}, but the recipe trains on one row per prompt. TRL does not accept "
@@ -166,6 +162,11 @@ def _check_counted(args: Any, recipe: Recipe) -> None:
             "recipe, num_generations only decides how TRL counts epochs, and how many completions of a prompt an "
             "evaluation generates (num_generations_eval)"
         )
+
+
+def _least_divisor(rows: int) -> int:
+    """The smallest divisor above 1, which for one row per prompt stands for the `num_generations` of 1 that TRL refuses."""
+    return next((number for number in range(2, rows + 1) if rows % number == 0), 2)
 
 
 def warn_of_passes(args: Any, recipe: Recipe, prompts: int) -> None:

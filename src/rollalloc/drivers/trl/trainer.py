@@ -37,7 +37,7 @@ from rollalloc.drivers.trl.step_metrics import (
 )
 from rollalloc.drivers.trl.tensors import training_inputs
 from rollalloc.drivers.trl.unsloth import check_patch, is_unsloths, laid_out, padded_by
-from rollalloc.named import signature_of
+from rollalloc.named import parameters_of, refuse_unknown
 from rollalloc.runs.trl_log import ROLLOUT
 
 
@@ -56,8 +56,9 @@ class AllocatedGRPOTrainer(GRPOTrainer):
 
     Args:
         *positional: arguments of `GRPOTrainer`. Keyword arguments that are not listed here also go to `GRPOTrainer`.
-        recipe: a rollalloc recipe, or a name that `rollalloc recipes` lists. If the recipe was created without `groups`,
-            as by `recipes.pilot_commit()`, TRL's settings determine its sizes: `num_generations` rows per prompt.
+        recipe: a rollalloc recipe, whose sizes must fit TRL's settings; or a name that `rollalloc recipes` lists. Then TRL's
+            settings determine its sizes: `num_generations` rows per prompt.
+        parameters: parameters of a recipe that is given by name, such as {"promote": "random"}. Sizes among them are kept.
         metric: name of the reward function whose scores the recipe uses for selection. None: the weighted sum of all scores.
         use_sampler: True: generate with rollalloc's sampler. None: use this sampler if it supports the model and settings,
             otherwise use transformers' `generate` or, with `args.use_vllm`, vLLM.
@@ -89,6 +90,7 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         self,
         *positional: Any,
         recipe: Recipe | str,
+        parameters: Mapping[str, Any] | None = None,
         metric: str | None = None,
         use_sampler: bool | None = None,
         skip_special_tokens: bool = False,
@@ -105,7 +107,8 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         check_patch(type(self), given.get("model"), given.get("args") or GRPOConfig)
         checks.check_arguments(given)
         if isinstance(recipe, str):
-            signature_of(recipe)  # an unknown name raises an error here, before the model is loaded
+            # An unknown name raises an error here, before the model is loaded.
+            refuse_unknown(recipe, parameters or {}, parameters_of(recipe))
         else:
             refuse_other(recipe)
         checks.check_model(given.get("model"), given.get("args") or GRPOConfig, given.get("peft_config"))
@@ -120,7 +123,7 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         checks.check_evaluated(self.eval_dataset, self.train_dataset)
         if turns:
             checks.check_turns(self)
-        recipe = checks.in_shape_of(self.args, recipe)
+        recipe = checks.in_shape_of(self.args, recipe, parameters or {})
         checks.check_sizes(self.args, recipe)
         checks.check_settings(self.args, recipe)
         rows: Any = self.train_dataset

@@ -104,7 +104,7 @@ def read_settings(section: Mapping[str, Any], groups: int, n: int, overlap: Over
     """Read the settings from verl's configuration.
 
     A recipe's parameters `groups` and `n` are verl's `data.train_batch_size` and `actor_rollout_ref.rollout.n`. Stage sizes
-    that the section does not set follow from `n` (`recipes.shapes.sizes_for`). If the recipe's prompt rule is `Shuffled`,
+    that the section does not set follow from `n` (the recipe function's `shape`). If the recipe's prompt rule is `Shuffled`,
     verl's loader decides the order instead. If the recipe's advantage rule uses the kernel `grpo`, `VERLS_GRPO`
     replaces this kernel.
 
@@ -128,7 +128,7 @@ def read_settings(section: Mapping[str, Any], groups: int, n: int, overlap: Over
     own = {field.name: values.pop(field.name) for field in fields(VerlSettings) if field.name in values}
     accepted = [parameter for parameter in parameters_of(name) if parameter not in _VERL_KEYS]
     refuse_unknown(name, values, dict.fromkeys([*accepted, *[field.name for field in fields(VerlSettings)][1:]]))
-    recipe = in_shape(name, values, groups, n, trained=False)
+    recipe = in_shape(name, values, rows=groups * n, group_rows=n, groups=groups, n=n)
     if recipe.groups != groups:
         raise ValueError(
             f"{name} trains on {recipe.groups} groups per batch and {_VERL_KEYS['groups']} is {groups}; make them equal"
