@@ -222,7 +222,7 @@ def test_a_recipe_by_name_trains_under_a_usual_config(tmp_path, recipe, paramete
     assert trainer.state.global_step == 1
     made = trainer.allocation.allocator.recipe
     assert made.groups == 1
-    assert (made.stages[-1].promote == promote.RandomOrder()) == (parameters is not None)
+    assert (made.stages[0].promote == promote.RandomOrder()) == (parameters is not None)
 
 
 @pytest.mark.parametrize(
