@@ -25,7 +25,7 @@ CHOICES = {
     choice.name: choice
     for choice in (Choice("grpo", 16, 4), *(Choice(recipe, 64, 1) for recipe in ("reinforce", "raft", "foresight")))
 }
-LEADERBOARD = Path(__file__).parents[2] / "docs" / "leaderboard.md"
+LEADERBOARD = Path(__file__).parents[2] / "lab" / "docs" / "leaderboard.md"
 
 
 def parsed(text):

@@ -67,8 +67,8 @@ def changes(choice: Choice, present: Choice) -> tuple[str, ...]:
     if (choice.n == 1) != (present.n == 1):
         sentences.append(
             "Begin with your present learning rate, because the recipes were compared at one rate. We searched for the "
-            f"best rate on six tasks with models of 152,000 parameters: {_RATES} (lab/docs/leaderboard.md). We have not tried "
-            "this with larger models."
+            f"best rate on six tasks with models of 152,000 parameters: {_RATES} (lab/docs/leaderboard.md). We have not "
+            "tried this with larger models."
         )
     return tuple(sentences)
 
