@@ -117,7 +117,7 @@ class Allocator:
         """
         run, on_done = self._run, lifecycle.on_done
         for number, event in enumerate(events):
-            run.waits = False
+            run.asked_in_vain = False
             try:
                 # Nearly every event is a `Done`, and `match` tries its cases one by one, so this test comes first.
                 if isinstance(event, Done):
@@ -196,12 +196,12 @@ class Allocator:
         # While a stopped rollout has not ended, the driver owes its event, and may ask as often as it likes until
         # then.
         idle = not (run.flight.owner or run.flight.stopped)
-        if idle and run.waits:
+        if idle and run.asked_in_vain:
             raise NoProgress(
                 "the batch that ask returned is not trained, and nothing else can be done before it is: train on its rows, "
                 f"then tell Updated({run.version + 1}). To poll while another thread trains, ask with a capacity"
             )
-        run.waits = idle
+        run.asked_in_vain = idle
 
     def _resolve(self, halt: Halt | None) -> Batch | None:
         """Make a short batch, draw more prompts for it, end the run, or raise `NoProgress`.
@@ -339,7 +339,7 @@ class Allocator:
         # The state is loaded into a new run, so that an error leaves the present one as it is.
         run = saved_state.load(state, self.recipe, self.table, self.seed, accept_recipe, remap)
         same_recipe = not any(saved_state.differences(state["recipe"], self.recipe.description))
-        lifecycle.go_on(run, same_recipe=same_recipe, same_prompts=remap is None)
+        lifecycle.adapt_after_load(run, same_recipe=same_recipe, same_prompts=remap is None)
         run.on_close = self._run.on_close
         self._run = run
 

@@ -131,7 +131,7 @@ def may_replay(run: Run, row: Row) -> bool:
     return replay is not None and row.prompt != GONE and run.finished is None and replay.takes(row, run.version)
 
 
-def go_on(run: Run, *, same_recipe: bool, same_prompts: bool) -> None:
+def adapt_after_load(run: Run, *, same_recipe: bool, same_prompts: bool) -> None:
     """After a load, adapt the state to a changed recipe or data set."""
     if not (same_recipe and same_prompts):
         run.finished = None  # the reason may no longer hold

@@ -166,6 +166,7 @@ class Stage:
         _refuse_others(self, slots | ({} if self.stop is None else {"stop": StopRule}), f"stage {self.name!r}: ")
 
 
+# Without slots, because cached properties need a `__dict__`.
 @dataclass(frozen=True)
 class Recipe:
     """A whole method as a value that can be compared, printed and fingerprinted.

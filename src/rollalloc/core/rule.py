@@ -70,6 +70,8 @@ class Verdict:
         return self.reason.partition("/")[0]
 
 
+# A named tuple, because the core makes one after every change, and a frozen dataclass takes several times as long to
+# make.
 class View(NamedTuple):
     """The run and the recipe's numbers, as rules see them.
 

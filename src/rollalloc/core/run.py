@@ -44,7 +44,7 @@ class Run:
             difficulty.
         barren: number of candidates dropped since a group last became ready for a batch.
         failing: number of groups in a row that got no score because rollouts failed.
-        waits: True if the last `ask` had no capacity and nothing to do before `Updated`, and no event was told since.
+        asked_in_vain: True if the last `ask` had no capacity and nothing to do before `Updated`, without an event since.
         settled: True if nothing changed since the last decision, so that the decision still holds.
         on_close: called with the id and the fate of each group that ends; not part of the state.
     """
@@ -79,7 +79,7 @@ class Run:
         self.accounts: dict[str, int] = dict.fromkeys(CAUSES[:-1], 0)
         self.teaching, self.selection = Teaching(), Selection()
         self.barren = self.failing = 0
-        self.waits = self.settled = False
+        self.asked_in_vain = self.settled = False
         self.on_close: Callable[[int, str], None] | None = None
         self._view: View | None = None
         self.stops_from_S = tuple(

@@ -77,7 +77,7 @@ def load(
     accept_recipe: bool,
     remap: ArrayLike | str | None,
 ) -> Run:
-    """Build the run from a saved state. The caller must then call `lifecycle.go_on`.
+    """Build the run from a saved state. The caller must then call `lifecycle.adapt_after_load`.
 
     Raises:
         ValueError: the state has another schema, missing or unknown keys, another recipe, seed or data set, or

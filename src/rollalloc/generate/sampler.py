@@ -166,11 +166,14 @@ def stream(
         raise ValueError(
             f"rollout {twice} is requested {times} times; expected one request, as copies would be identical"
         )
+    # By the index of the prompt and the id of the rollout, not by their places here: a rollout's draws are the same
+    # in any wave, at any place, and if it is generated again after a crash.
     keys_R = draw_keys(seed, np.array([request.prompt for request in by_length], np.int64)[request_R], rollout_R)
     ends_V = ends_of(model, eos_ids, sampling)
     index_of = {rollout: index for index, rollout in enumerate(rollout_R)}
     open_R = np.ones(len(rollout_R), bool)  # not yielded yet
     tokens_R = np.array([len(request.tokens) for request in by_length], np.int64)[request_R] + sampling.max_new_tokens
+    # Halved for the rest of the call when memory runs out. The next call tries `max_rows` again.
     width = sampling.max_rows
     while open_R.any():
         now_B = np.flatnonzero(open_R)[:width]
@@ -178,12 +181,14 @@ def stream(
         present, prompt_B = np.unique(request_R[now_B], return_inverse=True)
         prompts = [by_length[index].tokens for index in present]
         rollouts = [rollout_R[at] for at in now_B]
+        # If memory ran out in the last wave, the rollouts that had not ended begin again here, with the same draws.
         wave = _Wave(model, prompts, prompt_B, pad_id, rollouts, keys_R[now_B], sampling, ends_V)
         while wave.running:
             try:
                 with mode(), decoding_attention(model):
                     ended = wave.next_ended()
             except torch.cuda.OutOfMemoryError:
+                # A single row cannot be halved.
                 if len(now_B) == 1:
                     raise
                 width = (len(now_B) + 1) // 2
@@ -194,6 +199,8 @@ def stream(
                 to_stop = dict.fromkeys((yield ended) or ())
                 if unknown := to_stop.keys() - index_of.keys():
                     raise ValueError(f"only requested rollouts can be stopped, got {sorted(unknown)[:5]}")
+                # A rollout may have ended since the caller decided to stop it. It was yielded with its tokens, so it
+                # is not yielded again.
                 running = [rollout for rollout in to_stop if open_R[index_of[rollout]]]
                 ended = wave.cancel(running) if running else []
 
@@ -248,6 +255,7 @@ def next_tokens(
     if sampling.temperature != 1:
         logits_BV = logits_BV / sampling.temperature
     token_B, logprob_B = draw(logits_BV, uniforms_B)
+    # The arrays share memory with the tensors, so nothing is copied.
     if logits_BV.device.type == "cpu":
         return token_B, token_B.numpy(), logprob_B.numpy()
     tokens_B, logprobs_B = torch.stack([token_B.double(), logprob_B]).cpu().numpy()  # float64 represents any id exactly
@@ -269,6 +277,7 @@ def draw(logits_BV: Tensor, uniforms_B: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         Tokens of shape (B,), and their float64 log-probabilities, which are NaN in rows with NaN in their logits.
     """
+    # The largest logit becomes 0, so that no exponential overflows.
     shifted_BV = logits_BV - logits_BV.amax(dim=-1, keepdim=True)
     cumulative_BV = shifted_BV.exp().cumsum(dim=-1, dtype=torch.float64)
     total_B1 = cumulative_BV[:, -1:]
@@ -319,11 +328,14 @@ class _Wave:
     def _step(self) -> list[Generation]:
         """Draw each row's next token. Return the rollouts that ended with this token."""
         rows, at = self._advance(), self._length
+        # The newest tokens stay on the device, where the next step reads them. Only the copy for the host waits for
+        # the device.
         self._newest_B, tokens_B, logprobs_B = next_tokens(rows.logits_BV, self._draws(rows), self._sampling)
         self._tokens_BT[self._place_B, at] = tokens_B
         self._logprobs_BT[self._place_B, at] = logprobs_B
         self._length += 1
         running_B = self._running_B[self._place_B]
+        # At the length limit, every row that still runs ends.
         if self._length < self._sampling.max_new_tokens:
             running_B &= self._ends_V[tokens_B]
         return self._end(self._place_B[running_B])
@@ -344,6 +356,7 @@ class _Wave:
             self._rows = self._prefill()
             return self._rows
         running_B = self._running_B[self._place_B]
+        # Until then, rows of rollouts that have ended are decoded on, and their tokens are ignored.
         if np.count_nonzero(running_B) < (1 - FINISHED_SHARE_TO_DROP) * len(running_B):
             at_B = self._rows.select(np.flatnonzero(running_B))
             self._place_B, self._keys_B = self._place_B[running_B], self._keys_B[running_B]
@@ -356,6 +369,8 @@ class _Wave:
         ahead = self._length % _AHEAD
         if ahead == 0:
             last = min(self._length + _AHEAD, self._sampling.max_new_tokens)
+            # Draws depend only on the key and the position, so those of later steps can be computed now. One transfer
+            # to the device then serves `_AHEAD` steps.
             draws_BC = uniforms(self._keys_B[:, None], np.arange(self._length, last))
             self._draws_BC = sent(draws_BC, rows.logits_BV.device)
         return self._draws_BC[:, ahead]
@@ -364,6 +379,8 @@ class _Wave:
         """End the rollouts at these places. Return them with the tokens sampled so far."""
         self._running_B[places] = False
         tokens_BT, logprobs_BT = self._tokens_BT[places, : self._length], self._logprobs_BT[places, : self._length]
+        # Looked for only when rollouts end, because a look at every step would cost time. NaN does not go away: it
+        # stays in the log-probabilities.
         if np.isnan(logprobs_BT).any():
             raise FloatingPointError(NOT_FINITE)
         return [
@@ -390,6 +407,8 @@ class Rows:
         # `DynamicLayer` copies the whole cache to append a token. Only plain `DynamicLayer`s can be replaced.
         self._cache.layers = [RoomyLayer() if type(layer) is DynamicLayer else layer for layer in self._cache.layers]
         shared = shared_prefix(model, prompts)
+        # On the left, so that the last column has the last token of every prompt, and all rows append in the same
+        # column.
         rest_BP, mask_BP = padded([prompt[shared:] for prompt in prompts], pad_id, side="left", device=model.device)
         if shared:
             self._prefill_shared(prompts[0][:shared], len(prompts))
@@ -410,6 +429,8 @@ class Rows:
 
     def _prefill_shared(self, tokens: Sequence[int], rows: int) -> None:
         """Put the common prefix of all rows into the cache: compute it for one row, then copy it."""
+        # Rows of equal length need no mask, and there is only one row here. `__init__` sets this again for the rest
+        # of the prompts.
         self._padded = False
         ids_1P = sent(np.array([tokens]), self._model.device)
         self._forward(ids_1P, torch.arange(len(tokens), device=self._model.device)[None])
@@ -443,6 +464,7 @@ class Rows:
             use_cache=True,
             logits_to_keep=1,
         )
+        # Whatever the model's dtype, tokens are drawn and log-probabilities computed from float32.
         return output.logits[:, -1].float()
 
 

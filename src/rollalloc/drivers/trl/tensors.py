@@ -52,10 +52,14 @@ def training_inputs(
     """
     batch = batch or Batch((), 0)
     accelerator, processes = trainer.accelerator, trainer.accelerator.num_processes
+    # TRL splits the tensors into this many micro-batches, so their number of rows must be a multiple of it on every
+    # process. Otherwise a process would wait for ever in a collective operation.
     parts = processes * trainer.args.steps_per_generation
     every = needs_every_row(trainer)
+    # A row without an advantage has no gradient, but would cost a forward and a backward pass.
     needed = [at for at, row in enumerate(batch.rows) if every or row.advantage * row.weight]
     whole = max(1, -(-len(needed) // parts)) * parts
+    # Every n-th row, so that the numbers of rows of two processes differ by at most one.
     mine = needed[accelerator.process_index :: processes]
     rows, kept = [batch.rows[at] for at in mine], [rollouts[at] for at in mine]
     padding = whole // processes - len(rows)
@@ -67,8 +71,12 @@ def training_inputs(
     completion_BT, mask_BT = widened(trainer, padded(completions, pad_id, side="right", device=device), side="right")
     for at, rollout in enumerate(filled):
         if at >= len(kept) or not _counts(trainer, rollout):
+            # TRL's own way to leave a row out. Its tokens are still in the tensors.
             mask_BT[at] = False
+    # The loss will divide by the rows in the tensors (`whole` on all processes together). It should divide by the
+    # rows of the batch, because rows with advantage 0 count in the mean.
     share = whole / len(batch.rows) if needed and trainer.loss_type in _MEANS_OVER_ROWS else 1.0
+    # Over the whole batch, not over this process's rows: every process divides by the same number.
     tokens = sum(rollout.length for rollout in rollouts if _counts(trainer, rollout))
     advantages = [row.advantage * row.weight * share for row in rows] + [0.0] * padding
     inputs = {
@@ -128,6 +136,9 @@ def _corrections(
     if not (engine or age or several):
         return given
     older = {at for at, row in enumerate(rows) if row.version < batch.version}
+    # The rows that need a forward pass. All rows, if vLLM's probabilities differ from the trainer's, or if TRL needs
+    # old probabilities and those of the generation are only close to the model's (half precision). Otherwise only
+    # rows of older weights.
     every = set(range(len(filled))) if engine or (several and not generate.gives_the_policys) else older
     # Fresh rows were sampled from the averaged weights, so they are compared with these weights.
     by_the_mean = every - older if trainer.averaged.window else set[int]()
@@ -135,6 +146,7 @@ def _corrections(
     if by_the_mean:
         with trainer.averaged.sampling():
             proximal |= _by_place(generate, filled, by_the_mean)
+    # Also without rows here: other processes may have some, and every process must make equally many forward passes.
     proximal |= _by_place(generate, filled, every - by_the_mean)
     proximal_BT = _like(mask_BT, [proximal[at] for at in range(len(filled))])
     if several:
@@ -161,6 +173,8 @@ def _log_differences(trainer: Any, difference_K: Tensor, importance_K: Tensor) -
         difference_K: absolute differences of the log-probabilities of this process's K tokens.
         importance_K: their importance weights, truncated.
     """
+    # NaN marks a process without such tokens. It must still take part in `gather`, or the other processes would wait
+    # for ever.
     own_5 = torch.full((5,), torch.nan, device=difference_K.device)
     if len(difference_K):
         own_5[:2] = torch.stack([difference_K.mean(), difference_K.max()])
@@ -210,6 +224,7 @@ def _pairs(rollouts: Iterable[Rollout]) -> list[tuple[Tokens, Tokens]]:
 
 def _own(mask_BT: Tensor, rollouts: Sequence[Rollout]) -> Tensor:
     """A mask of shape (B, T), False for tokens of tools' answers and True for all others."""
+    # True in the padding too, which other masks exclude.
     own_BT = torch.ones(mask_BT.shape, dtype=torch.bool)
     for at, rollout in enumerate(rollouts):
         if rollout.own is not None:

@@ -224,8 +224,11 @@ class Rounds:
         self._broken_off = ()
         batch: Batch | None = None
         while True:
+            # When there is a batch, nothing new is ordered, which would prolong the wait; a capacity of 0 only stops
+            # and frees.
             actions = self._ask() if batch is None else self.allocator.ask(capacity=0)
             self._carry_out(actions)
+            # `ask` returns the batch once, and the loop may go on until the last rollout has ended.
             batch = batch or actions.batch
             if (batch and self.overlaps and (last or not self._awaited())) or (
                 not self._running and (batch or actions.finished)
@@ -238,6 +241,7 @@ class Rounds:
                 self._tell(outcomes)
         self._release()
         if batch is None:
+            # A run in which nothing was scored did not end, it failed. verl would otherwise report success.
             if self.allocator.scoreless():
                 failing = self._failing or self.reasons
                 raise no_scores(
@@ -301,11 +305,13 @@ class Rounds:
             self._reading_since = None
             self._offer()
         while True:
+            # Several offers: the loader gives as many prompts as it likes, and some of them may not be free.
             while self.loader is not None and self.allocator.wanted() and not self._passed_over():
                 self._offer()
             try:
                 actions = self.allocator.ask()
             except NoProgress:
+                # Only if the core waits for prompts can another offer help. Any other cause is the user's to mend.
                 if self.loader is None or not self.allocator.wanted():
                     raise
                 if self._passed_over():  # no prompt is left for this batch: report the loader's end
@@ -331,6 +337,7 @@ class Rounds:
         prompt may be drawn before a certain epoch, only later epochs count.
         """
         since, now = self._reading_since, self.allocator.epoch
+        # The epochs `since` and `now` may have been read in part. An epoch between them was read completely.
         if since is None or now < since + 2:
             return False
         due = self.allocator.due_epoch()
@@ -359,6 +366,7 @@ class Rounds:
     def _stop(self, rollouts: set[int]) -> None:
         """Stop rollouts. Rollouts that are no longer running, because their process ended, are reported as cancelled."""
         sessions = [session for session, rollout in self._running.items() if rollout in rollouts]
+        # Nobody will report these, but the core waits for an event of each (law 1).
         gone = rollouts.difference(self._running.values())
         self.allocator.tell([Cancelled(rollout, 0) for rollout in sorted(gone)])
         self._stopped |= rollouts - gone
@@ -377,6 +385,7 @@ class Rounds:
                 self._unneeded += outcome.keys
                 continue
             self._stopped.discard(rollout)
+            # Before the core is told, because it may release the rollout at once.
             self._keys[rollout] = outcome.keys
             result = self._result(rollout, outcome)
             if isinstance(done := event_of(result), Done):
@@ -405,8 +414,10 @@ class Rounds:
         replay, copies = self.allocator.recipe.replay, dict[str, str]()
         held: list[tuple[str, Row]] = []
         for row in batch.rows:
+            # verl frees the keys that it trains on, so they are no longer ours to release.
             keys = (self._kept if row.replays else self._keys).pop(row.rollout)
             held += [(key, row) for key in keys]
+            # As the core will decide at the `Updated` that follows.
             if replay is not None and replay.takes(row, batch.version + 1):
                 self._kept[row.rollout] = tuple(_again(key, row.replays + 1) for key in keys)
                 copies |= zip(keys, self._kept[row.rollout], strict=True)
