@@ -1,4 +1,4 @@
-"""The table of the tier `e2e`, and the CPU seconds that a session says."""
+"""Tests of the table of the tier `e2e`, and of the CPU seconds that a test session reports."""
 
 import re
 import subprocess

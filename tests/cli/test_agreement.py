@@ -1,4 +1,4 @@
-"""Whatever became of a run: its metrics, the terminal, the page and a comparison say the same of it."""
+"""Tests that metrics, terminal, page and comparison agree about a run, however it ended."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ RUNS = {  # case → what is given, the exit code, the state
 
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("case", RUNS)
-def test_all_that_speaks_of_a_run_says_the_same(call, own, tmp_path, case):
+def test_report_table_and_log_of_a_run_agree(call, own, tmp_path, case):
     given, expected, state = RUNS[case]
     (own / "agreeing.py").write_text(REWARD)
     folder = tmp_path / "runs" / "mine"

@@ -31,7 +31,7 @@ GRPO = ("--recipe", "grpo", "--set", "groups=4", "--set", "n=4")
 # train
 
 
-def test_train_on_ones_own_model_prompts_and_reward(call, own, tmp_path):
+def test_train_runs_on_ones_own_model_prompts_and_reward(call, own, tmp_path):
     file, out = "prompts.parquet", tmp_path / "run"
     arguments = ("--model", own / "model", "--prompts", own / file, "--reward", "my_reward.py:score")
     code, output = call("train", *arguments, *SHORT, *GRPO, "--heldout", "heldout.jsonl", "--out", out)
@@ -239,7 +239,7 @@ def test_eighty_columns_hold_every_option_by_its_whole_name(rollalloc, command):
     assert max(map(len, help_.splitlines())) <= 80
 
 
-def test_python_m_is_the_command():
+def test_python_m_rollalloc_runs_the_command():
     ran = subprocess.run([sys.executable, "-m", "rollalloc", "--version"], capture_output=True, text=True, check=True)
     assert ran.stdout == f"rollalloc {rollalloc.__version__}\n"
 
@@ -518,7 +518,7 @@ def test_a_run_that_is_resumed_keeps_its_budget_and_its_grid_where_none_is_given
         ("dapo_carry", ("deviation", "kind of standard deviation by which")),  # "see grpo" is looked up
     ],
 )
-def test_recipes_explains_the_parameters_of_one(rollalloc, name, words):
+def test_recipes_with_a_name_explains_its_parameters(rollalloc, name, words):
     code, out, _ = rollalloc("recipes", name, columns=160)
     assert code == 0
     for word in words:

@@ -73,7 +73,7 @@ def test_what_reads_features_starts_with_and_without(started, forked_generators,
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("also", [("--lora", 2), ("--kl", 0.1, "--gradient-checkpointing")])
-def test_so_does_what_is_trained_in_another_way(started, forked_generators, engine, also):
+def test_adapters_kl_and_checkpointing_start_under_every_engine(started, forked_generators, engine, also):
     assert started("foresight", *ENGINES[engine], "--staleness", 1, *also)
 
 

@@ -61,7 +61,7 @@ def drive(name, draw, steps=20):
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("name", RECIPES)
-def test_every_recipe_lives_with_whatever_number_is_taken(name):
+def test_every_recipe_works_with_every_number_that_an_event_may_have(name):
     with np.errstate(over="raise", invalid="raise", divide="raise"):
         for seed in range(2):
             drive(name, Random(seed))

@@ -1,4 +1,4 @@
-"""Nothing that a recipe decides changes unless it is meant to: `golden.py` says how the traces are made, and made anew."""
+"""Tests that no decision of any recipe changes by accident; `golden.py` says how the traces are made."""
 
 import json
 

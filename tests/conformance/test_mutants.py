@@ -363,7 +363,7 @@ ALLOCATORS = [
     ("law", "name", "allocator"),
     [pytest.param(*mutant, id=f"{mutant[1]}: {mutant[2].__name__}") for mutant in ALLOCATORS],
 )
-def test_a_law_is_broken(law, name, allocator):
+def test_the_kit_finds_every_broken_law(law, name, allocator):
     with pytest.raises(ConformanceError, match=rf"law {law}: "):
         check_recipe(RECIPES[name], allocator=allocator)
 
@@ -877,18 +877,18 @@ def liar(recipe):
 @pytest.mark.parametrize(
     ("law", "recipe"), [pytest.param(law, recipe, id=f"{of}: {liar(recipe)}") for law, of, recipe in RULES]
 )
-def test_a_rule_breaks_its_promise(law, recipe):
+def test_the_kit_finds_every_broken_promise(law, recipe):
     table = visited if isinstance(recipe.prompts, LastVisit) else PromptTable.of
     with pytest.raises(ConformanceError, match=rf"law {law}: "):
         check_recipe(recipe, table=table)
 
 
-def test_grpo_that_calls_itself_dapo():
+def test_the_kit_finds_a_grpo_that_calls_itself_dapo():
     with pytest.raises(ConformanceError, match=r"law 9: .* a group goes on only if its metrics differ"):
         check_recipe(RECIPES["grpo"], like=staged("grpo", judge=judges.NonzeroVariance()))
 
 
-def test_every_rule_is_among_the_mutated():
+def test_every_rule_has_a_mutant():
     """A new rule states its promise, and has a mutant here that breaks it."""
     modules = [
         import_module(f"{package.__name__}.{module.name}")

@@ -35,7 +35,7 @@ def test_a_table_of_another_size_than_asked_for_is_refused():
         check_recipe(RECIPES["grpo"], table=lambda prompts: PromptTable(7))
 
 
-def test_law_6_the_same_actions_under_any_hash_seed():
+def test_law_6_actions_are_the_same_under_any_hash_seed():
     """And in every process: nothing depends on the order of a set, an address, or the clock."""
     code = (
         f"import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})\n"

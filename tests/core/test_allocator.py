@@ -222,7 +222,7 @@ def test_law_5_rows_are_released_after_the_update_and_not_before(drive):
     assert set(driver.ask().release) == kept
 
 
-def test_law_6_nor_on_what_ended_first_where_each_is_told_by_itself(drive):
+def test_law_6_a_batch_does_not_depend_on_which_rollout_ends_first(drive):
     """More groups than a batch needs: it waits for the round's last rollout before it chooses among them."""
     batches = []
     for last in (0, -1):
@@ -245,7 +245,7 @@ def test_law_7_a_budget_is_never_exceeded_and_ends_the_run_with_a_reason(drive, 
     assert driver.ask() == Actions(finished=reason)
 
 
-def test_law_7_what_was_decided_and_not_handed_out_is_spent_too(drive):
+def test_law_7_rollouts_decided_but_not_handed_out_count_as_spent(drive):
     driver = drive(replace(recipes.dapo(4, 4, 8), budget=Budget(run_rollouts=20)), prompts=50)
     while not (actions := driver.ask(1)).finished:
         driver.answer(actions.generate)
@@ -321,7 +321,7 @@ def test_a_late_result_that_makes_a_waiting_group_too_old_ends_it_before_more_is
 
 
 @pytest.mark.parametrize(("age", "trained"), [(3, True), (4, True), (5, False)])
-def test_defect_4_age_max_staleness_trains_and_one_more_does_not(drive, age, trained):
+def test_defect_4_a_group_of_age_max_staleness_is_trained_on_and_an_older_one_is_not(drive, age, trained):
     driver = drive(recipes.pilot_commit(1, 2, 2, 1, p_lower=0.0, max_staleness=4), prompts=1)
     allocator = driver.allocator
     pilots = driver.ask().generate
@@ -404,7 +404,7 @@ def test_a_solved_or_impossible_data_set_ends_with_a_plain_statement(drive, reci
     assert driver.allocator.accounts()["open"] == 0
 
 
-def test_what_came_to_nothing_before_a_batch_is_forgiven_to_the_weights_after_it(drive):
+def test_a_batch_resets_the_count_of_prompts_that_gave_no_group(drive):
     """A round of 100 prompts, the first of them mixed; then none. 256 are tried under the new weights, in rounds of 100."""
     driver = drive(recipes.dapo(1, 2, 100), prompts=200, default=(0.0,))
     orders = driver.ask().generate
@@ -519,7 +519,7 @@ def test_as_offered_ends_after_an_empty_offer_with_what_is_there():
     assert allocator.ask().finished.startswith("prompts: the loader has ended")
 
 
-def test_as_offered_epochs_are_the_loaders():
+def test_as_offered_takes_its_epochs_from_the_loader():
     allocator = Allocator(offered(recipes.raft(1, 1)), 3, 0)
     for epoch in (0, 1):
         allocator.tell([Offered((2,), epoch)])
@@ -581,7 +581,7 @@ def test_offers_to_a_recipe_that_draws_its_own_prompts_are_refused():
         ("done", "expected an event of rollalloc.core.events, got str"),
     ],
 )
-def test_an_event_that_cannot_be_says_what_was_expected_and_what_came(event, message):
+def test_an_impossible_event_is_refused_with_what_was_expected_and_what_came(event, message):
     allocator = Allocator(recipes.grpo(1, 4), 3, 0)
     update(allocator, None, None, None)
     allocator.ask()
@@ -756,7 +756,7 @@ class StopsFinished(StopRule):
         return group.rollouts_G.tolist()[:1]
 
 
-def test_an_intake_that_opens_nothing_starves_and_is_named(drive):
+def test_an_intake_rule_that_opens_nothing_makes_no_progress_and_is_named(drive):
     with pytest.raises(NoProgress, match=r"Returns\(value=0\) opens no group"):
         drive(replace(recipes.raft(1, 1), intake=Returns(0))).ask()
 
@@ -767,7 +767,7 @@ def test_an_error_names_a_rule_by_its_class_where_its_parameters_would_fill_line
 
 
 @pytest.mark.parametrize("stage", [0, 1])
-def test_a_promote_that_promotes_none_makes_no_progress_and_is_named(drive, stage):
+def test_a_promote_rule_that_promotes_none_makes_no_progress_and_is_named(drive, stage):
     driver = drive(with_promote(recipes.pilot_commit(1, 2, 2, 1, p_lower=0.0), Returns(()), stage), prompts=9)
     with pytest.raises(NoProgress, match=r"Returns\(value=\(\)\)"):
         driver.until_batch()
@@ -846,7 +846,7 @@ class Says(ReturnsRows):
         ({"rows": rows.Everything()}, "its trait `rows` must be a whole number"),
     ],
 )
-def test_a_row_rule_that_says_no_possible_number_of_itself_is_named(said, message):
+def test_a_row_rule_with_an_impossible_number_of_rows_is_named(said, message):
     with pytest.raises(ValueError, match=message):
         replace(BASE, rows=Says((0, 1), (1.0, 1.0), **said))
 
@@ -875,7 +875,7 @@ def test_outstanding_repeats_what_is_in_flight_after_a_load(drive):
 
 
 @pytest.mark.parametrize("capacity", [None, 6, 3, 2])
-def test_a_tail_weighs_by_the_probability_with_which_it_was_kept_whatever_the_capacity(capacity):
+def test_a_sampled_tail_is_weighted_by_its_probability_whatever_the_capacity(capacity):
     """One of the two shortest is there, one of the four others is kept: weight 4, also where some were never handed out."""
     recipe = recipes.darts(1, 2, 1, max_redundancy=3, tail="sampled")
     recipe = replace(recipe, stages=(replace(recipe.stages[0], size=sizes.Fixed(6)),))
@@ -987,7 +987,7 @@ def left_after_batches(recipe, rewards, batches):
 
 
 @pytest.mark.parametrize("reprobe_every", [None, 50])
-def test_a_pool_that_shrinks_is_said_at_a_quarter_and_at_each_half_of_that(reprobe_every):
+def test_a_shrinking_pool_is_reported_at_a_quarter_and_at_each_half_of_that(reprobe_every):
     recipe = recipes.pilot_commit(1, 2, 2, 1, max_staleness=0, **ONE_VISIT | {"reprobe_every": reprobe_every})
     said, _ = left_after_batches(recipe, (1.0, 1.0), 8)
     lines = [line for line in said if line]
@@ -1003,7 +1003,7 @@ def test_a_pool_that_shrinks_is_said_at_a_quarter_and_at_each_half_of_that(repro
 
 
 @pytest.mark.parametrize(("until", "later"), [(Epochs(2), {1: 16}), (Epochs(5), {3: 3, 4: 16, 5: 16}), (NEVER, {5: 3})])
-def test_a_prompt_that_is_sent_away_is_no_longer_left_in_the_same_epoch(until, later):
+def test_an_evicted_prompt_is_not_counted_as_left_in_the_same_epoch(until, later):
     pool = PromptPool(16)
     for prompt in range(13):
         pool.take(prompt)

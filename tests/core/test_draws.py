@@ -1,4 +1,4 @@
-"""What a prompt rule thought of a prompt travels with its group; a rule over the batch; features; the plain recipes."""
+"""Tests of predictions that travel with a draw, rules over the batch, features, and REINFORCE, SPO and foresight."""
 
 import json
 import warnings
@@ -69,7 +69,7 @@ def done(allocator, orders, reward=1.0):
 
 
 @given(st.lists(THOUGHTS, min_size=4, max_size=4))
-def test_thoughts_reach_the_advantage_bit_for_bit_through_json(thoughts):
+def test_predictions_reach_the_advantage_bit_for_bit_through_json(thoughts):
     """In flight, and drawn while the budget had no room: for two groups of the four, until a larger one is loaded."""
     recipe = replace(recipes.raft(4, 1), prompts=Says(tuple(thoughts)), advantage=Sees(), budget=Budget(run_rollouts=2))
     allocator = Allocator(recipe, 4, 0)
@@ -88,7 +88,7 @@ def test_thoughts_reach_the_advantage_bit_for_bit_through_json(thoughts):
 
 @pytest.mark.parametrize("name", ["predicted", "baseline", "sampling_ratio"])
 @pytest.mark.parametrize("value", ["0.5", True, float("nan"), [0.5], float("inf")])
-def test_a_torn_thought_is_refused(name, value):
+def test_a_corrupt_prediction_is_refused(name, value):
     recipe = replace(recipes.raft(2, 1), prompts=Says(((0.5, 0.5, 0.5),) * 8), budget=Budget(run_rollouts=1))
     allocator = Allocator(recipe, 8, 0)
     allocator.ask()
@@ -222,7 +222,7 @@ def test_a_rule_over_the_batch_credits_each_row_of_each_group(drive):
 
 
 @pytest.mark.parametrize("approx_kl", ["x", [1], -1e-9, float("nan"), 1j, None])
-def test_how_far_the_weights_went_is_a_number(approx_kl):
+def test_the_divergence_of_an_update_must_be_a_number(approx_kl):
     allocator = Allocator(recipes.raft(1, 1), 2, 0)
     if approx_kl is None:
         update(allocator)
@@ -232,7 +232,7 @@ def test_how_far_the_weights_went_is_a_number(approx_kl):
     assert allocator.version == int(approx_kl is None)
 
 
-def test_the_way_of_the_weights_adds_up_and_is_saved():
+def test_divergences_of_updates_are_summed_and_saved():
     allocator = Allocator(recipes.raft(1, 1), 4, 0)
     update(allocator, np.float32(0.5), None, 0.25)
     assert allocator._run.view().kl_sum == copy_of(allocator)._run.view().kl_sum == 0.75
@@ -244,7 +244,7 @@ def test_the_way_of_the_weights_adds_up_and_is_saved():
 
 
 @pytest.mark.parametrize("far", [2 * FARTHEST, 1e38, 1e308, float("inf")])
-def test_weights_that_went_too_far_to_tell_do_not_hide_how_far_they_go_later(far):
+def test_a_huge_divergence_is_capped_so_that_later_ones_still_count(far):
     allocator = Allocator(recipes.spo(2, 1), 4, 0)
     update(allocator, far, far, 0.25)
     assert allocator._run.view().kl_sum == 2 * FARTHEST + 0.25

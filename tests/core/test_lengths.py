@@ -1,4 +1,4 @@
-"""What the allocator learns of a prompt's lengths, also where some of its rollouts were stopped."""
+"""Tests of what size rules learn about a prompt's lengths if some of its rollouts are stopped."""
 
 import json
 from dataclasses import dataclass, replace
@@ -36,7 +36,7 @@ class Keeps(StopRule):
         *([1], None, {1.5: 0.5}, {"1": 0.5}),
     ],
 )
-def test_a_sample_that_cannot_be_is_refused(kept, monkeypatch):
+def test_an_impossible_sample_of_a_stop_rule_is_refused(kept, monkeypatch):
     """Rollout 0 has ended, 1 goes on, 2 is stopped, 9 never was."""
     monkeypatch.setattr(Keeps, "kept", kept)
     plain = recipes.grpo(1, 3)
@@ -49,7 +49,7 @@ def test_a_sample_that_cannot_be_is_refused(kept, monkeypatch):
         allocator.ask()
 
 
-def test_of_several_stopped_rollouts_the_last_is_waited_for_after_a_load():
+def test_a_visit_is_learned_from_when_its_last_stopped_rollout_has_ended():
     """Two of four are stopped: the visit is learned from once, when both have ended, loaded or not."""
     allocator = Allocator(recipes.darts(1, 2, 0, 3.0, tail="none"), 1, 0)
     first, second, *stopped = allocator.ask().generate[0].rollouts

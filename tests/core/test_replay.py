@@ -1,4 +1,4 @@
-"""Replay, law 12: how often, how old, what, when it is released, and what a save, a load and other data leave of it."""
+"""Tests of replay (law 12): how often and how old, which rows, when they are released, and what a load keeps."""
 
 import json
 from collections import Counter
@@ -80,7 +80,7 @@ def test_only_rows_of_an_advantage_above_the_threshold_are_kept(drive, above, ke
     assert freed == set(rollouts(fresh)) - set(rollouts(again))
 
 
-def test_of_more_rows_than_asked_for_random_ones_come_in_order_and_the_others_stay():
+def test_a_random_part_of_many_kept_rows_is_replayed_in_order_and_the_others_stay():
     """2 of 4 kept rows: each pair of the first replay as likely over 300 seeds, within 5 standard errors (1 - 1e-5)."""
     counts, seeds = Counter(), 300
     for seed in range(seeds):
@@ -106,7 +106,7 @@ def test_each_batch_draws_anew_which_rows_it_replays(drive):
     assert len(pairs) > 1
 
 
-def test_all_that_is_kept_comes_in_the_order_of_its_rollouts(drive):
+def test_replayed_rows_come_in_the_order_of_their_rollouts(drive):
     """Groups that were committed late have pilots and commits of another group between them."""
     recipe = replaying(recipes.pilot_commit(2, 2, 2, 2), above=-inf)
     (fresh, _, _), (_, again, _) = batches(drive(recipe, 6), 2)
@@ -146,7 +146,7 @@ def test_a_batch_outstanding_at_a_save_is_replayed_on_after_the_load(kept):
     assert copy.replayed == kept.replayed == 2
 
 
-def test_what_is_kept_between_batches_is_held_to_the_limits_of_the_recipe_it_is_loaded_under(kept):
+def test_kept_rows_obey_the_limits_of_the_recipe_that_loads_them(kept):
     """Kept rows with replays 0 and 1, of versions 1 and 0, at version 2."""
     kept.tell([Updated(2)])
     kept.ask(0)

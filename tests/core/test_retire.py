@@ -97,7 +97,7 @@ def test_a_prompt_that_is_solved_no_more_comes_back_for_good(drive):
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_every_recipe_takes_it_by_name(name):
+def test_every_recipe_takes_retire_by_name(name):
     assert {"retire_at", "retire_for"} <= {*parameters_of(name)}
     given = {"n_pilot": 4} if "+" in name else {}
     made = make_recipe(name, given | {"retire_at": 0.8, "retire_for": 5})
@@ -135,7 +135,7 @@ def test_a_run_whose_prompts_are_all_retired_ends_and_says_what_to_change(drive)
     assert driver.allocator.paid == 4 * 2 * 4
 
 
-def test_what_is_retired_stays_so_after_a_load(drive):
+def test_a_retired_prompt_stays_retired_after_a_load(drive):
     recipe = recipes.grpo(2, 4).replace(retire=Retire())
     driver, copy = (drive(recipe, prompts=4, rewards=SOLVED) for _ in range(2))
     drawn_of(driver, 5)
@@ -144,7 +144,7 @@ def test_what_is_retired_stays_so_after_a_load(drive):
     assert drawn_of(copy, 5) == drawn_of(driver, 5)
 
 
-def test_mix_takes_it_from_either_recipe():
+def test_mix_takes_retire_from_either_recipe():
     retired = recipes.dapo(4, 4, 12).replace(retire=Retire())
     for pair in ((retired, recipes.pods(4, 4, 2)), (recipes.pods(4, 4, 2), retired)):
         assert recipes.mix(*pair).retire == Retire()

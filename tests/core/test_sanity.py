@@ -93,7 +93,7 @@ def test_a_recipe_that_can_never_teach_is_refused_when_its_allocator_is_made(nam
 
 
 @pytest.mark.parametrize("name", NEVER)
-def test_what_is_refused_teaches_nothing_over_a_hundred_batches(name, monkeypatch):
+def test_a_refused_recipe_teaches_nothing_over_a_hundred_batches(name, monkeypatch):
     """Without the refusal, no row of a batch has an advantage, or there is no batch."""
     monkeypatch.setattr("rollalloc.core.allocator.refuse_unteachable", lambda recipe: None)
     allocator, coin = Allocator(NEVER[name][0], 100, 0), np.random.default_rng(0)
@@ -135,7 +135,7 @@ def test_a_baseline_that_the_prompt_rule_gives_teaches_a_lone_rollout():
         ({"p_upper": 0.75}, r"mean in \[0.125, 0.25\]. If 0.75 should be the end, set p_upper=0.25"),
     ],
 )
-def test_a_window_that_was_probably_not_meant_is_said(given, doubt):
+def test_a_window_that_was_probably_not_meant_is_reported(given, doubt):
     said = ". ".join(doubts(recipes.pilot_commit(4, **({"n_pilot": 4, "n_commit": 4} | given))))
     assert bool(said) == (doubt is not None)
     assert re.search(doubt or "", said)
@@ -154,7 +154,7 @@ def test_fewer_candidates_than_a_batch_has_groups_are_refused():
     assert recipes.dapo(4, 2, max_candidates=4).max_candidates == 4
 
 
-def test_stages_add_up():
+def test_the_rollouts_of_stages_add_up():
     """One rollout of each of two stages makes a group of two."""
     staged = recipes.pilot_commit(4, 1, 1)
     assert unteachable(staged) is None

@@ -1,4 +1,4 @@
-"""What is trained on beside what was sampled: by hand, and after a load."""
+"""Tests of `Selection`: means over trained rows and over all sampled rollouts, by hand and after a load."""
 
 import json
 from types import SimpleNamespace
@@ -10,7 +10,7 @@ from rollalloc.core.rule import Drawn
 from rollalloc.core.selection import Selection
 
 
-def test_by_hand_and_after_a_load(drive):
+def test_means_of_a_batch_by_hand_and_after_a_load(drive):
     """Two groups of two are sampled: 1, 0 is trained on, 1, 1 is not; every rollout has ten tokens."""
     driver = drive(recipes.dapo(1, 2, gen_groups=2), 2, {0: [1.0, 0.0], 1: [1.0, 1.0]})
     driver.until_batch()
@@ -37,7 +37,7 @@ def group_of(lengths, metrics=(), predicted=None):
     return SimpleNamespace(lengths=list(lengths), done=done, drawn=Drawn(0, predicted))
 
 
-def test_sums_by_hand():
+def test_sums_of_selection_by_hand():
     """What was stopped counts with the tokens it had; a prediction stands before what came; nothing scored has no rate."""
     selection = Selection()
     selection.end(group_of([10, 20, 60], metrics=[1.0, 0.0]))

@@ -89,7 +89,7 @@ def test_pack_and_unpack_are_inverse(array):
 
 
 @pytest.mark.parametrize(("name", "most"), [("grpo", 69), ("pilot_commit", 75)])  # 6 more for evidence that evicts
-def test_the_bytes_that_a_prompt_costs_saved(name, most):
+def test_a_saved_state_takes_few_bytes_for_each_prompt(name, most):
     count = 100_000
     allocator = Allocator(ALL[name], PromptTable([str(index) for index in range(count)]), 0)
     allocator.ask()
@@ -175,7 +175,7 @@ def test_another_data_set_is_refused(saved):
 
 
 @pytest.mark.parametrize("remap", ["keys", "names", [0] * 12, [0, 1], list(range(1, 13))])
-def test_a_remap_that_is_none_is_refused(saved, remap):
+def test_an_invalid_remap_is_refused(saved, remap):
     refuse(saved, "remap must", remap=remap)
 
 
@@ -392,7 +392,7 @@ def test_a_state_of_odd_shape_is_refused_with_its_place_or_makes_a_sound_run(sav
         (("touched",), [99], r"allocator state cannot be read \(KeyError: 99\)"),
     ],
 )
-def test_an_error_of_loading_names_its_place(saved, path, junk, message):
+def test_an_error_while_loading_names_its_place(saved, path, junk, message):
     refuse(put(saved, path, junk), message)
 
 
@@ -411,7 +411,7 @@ def test_an_error_of_loading_names_its_place(saved, path, junk, message):
         *((recipes.cgrpo(2, (1, 2)), "places", corrupt) for corrupt in ("x", None, 3, ["a"], [-1], [0.5])),
     ],
 )  # fmt: skip
-def test_what_no_rule_can_have_remembered_is_refused_when_it_is_loaded(recipe, name, corrupt):
+def test_an_impossible_memory_of_a_rule_is_refused_when_it_is_loaded(recipe, name, corrupt):
     """Not when it is used, batches later, nor drawn by."""
     allocator = Allocator(recipe, 12, 0)
     allocator.ask()

@@ -1,4 +1,4 @@
-"""When it is said that rollouts have stopped teaching: outcomes by hand, the window, and how rarely."""
+"""Tests of `Teaching`: outcomes of groups, the window of recent rollouts, and when a warning is due."""
 
 import json
 
@@ -32,7 +32,7 @@ def test_outcomes_that_never_differed_are_said_after_the_first_batch_and_not_aga
     assert spoken([1.0] * (16 * FULL + 1)) == [0, 16 * FULL]
 
 
-def test_it_is_said_once_when_the_window_is_full_and_the_share_crosses():
+def test_a_warning_is_due_once_when_the_window_is_full_and_the_share_crosses():
     assert spoken([0.3] * 100) == []
     assert spoken([0.6] * 100) == [FULL - 1]
     crossing = spoken([0.0] * FULL + [1.0] * FULL)
@@ -40,7 +40,7 @@ def test_it_is_said_once_when_the_window_is_full_and_the_share_crosses():
     assert len(crossing) == 4  # at 50%, 65%, 80% and 95%
 
 
-def test_of_one_rollout_a_prompt_only_a_success_rate_near_an_end_is_said():
+def test_lone_rollouts_cause_a_warning_only_at_a_success_rate_near_0_or_1():
     """All wrong is half of what REINFORCE learns from: nothing is said of it until hardly anything else is left."""
     for right, expected in ((0.5, 0), (0.9, 0), (0.97, 1)):
         teaching, said = Teaching(), 0
@@ -81,7 +81,7 @@ def test_outcomes_by_hand(drive, recipe, rewards, expected):
     assert {name: count for name, count in zip(OUTCOMES, counts, strict=True) if count} == expected
 
 
-def test_of_pilots_nothing_is_said_until_hardly_any_prompt_is_worth_more_rollouts():
+def test_pilots_cause_a_warning_only_if_hardly_any_prompt_is_worth_more_rollouts():
     """At a rate of .5 half of two pilots agree, and at .25 or .75 five of eight: that is what pilots are for."""
     for agree, expected in ((0.5, 0), (0.625, 0), (0.9, 0), (0.97, 1)):
         teaching, said = Teaching(), 0
@@ -93,7 +93,7 @@ def test_of_pilots_nothing_is_said_until_hardly_any_prompt_is_worth_more_rollout
         assert said == expected
 
 
-def test_a_state_of_before_there_were_outcomes_of_pilots_is_read():
+def test_a_state_without_outcomes_of_pilots_is_read():
     teaching = Teaching()
     teaching.load_state_dict(Teaching().state_dict() | {"before": [[5, 0, 0, 4, 0, 0, 3]]})
     teaching.add({"mixed": 1})
@@ -108,7 +108,7 @@ def test_a_corrupt_state_is_refused():
             allocator.load_state_dict(state | {"teaching": state["teaching"] | {name: junk}})
 
 
-def test_a_saved_state_is_all_of_it():
+def test_a_saved_state_of_outcomes_is_complete():
     """When it was last said of what is in the state; whether it is to be said now, too, though no batch came since."""
     teaching = Teaching()
     for _ in range(3):

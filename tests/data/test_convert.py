@@ -41,7 +41,7 @@ def run(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
-def test_gsm8ks_columns(run, suffix):
+def test_gsm8ks_columns_become_prompts_and_ground_truths(run, suffix):
     made, prompts = run(GSM8K, "question", "answer", suffix, system="Be brief.")
     assert made == Converted(prompts=2, unanswered=1)
     assert prompts.keys == ("mine/0", "mine/2")
@@ -50,7 +50,7 @@ def test_gsm8ks_columns(run, suffix):
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
-def test_trls_messages_and_any_column_of_answers(run, suffix):
+def test_trls_messages_and_any_column_of_answers_are_converted(run, suffix):
     made, prompts = run(TRL, "prompt", "solution", suffix, source="maths")
     assert made == Converted(prompts=2, unanswered=0)
     assert prompts.keys == ("maths/0", "maths/1")
@@ -62,11 +62,11 @@ def test_trls_messages_and_any_column_of_answers(run, suffix):
     ("given", "truth"),
     [(4, "4"), (4.0, "4"), (0.5, "0.5"), (" x, y ", "x, y"), ("#### 1,2", "1,2"), ("1,234", "1,234")],
 )
-def test_what_an_answer_is(run, given, truth):
+def test_numbers_and_texts_become_ground_truths(run, given, truth):
     assert run([{"q": "?", "a": given}], "q", "a")[1].ground_truths == (truth,)
 
 
-def test_numbers_that_are_none_and_exact_ones(run):
+def test_numbers_keep_their_digits_and_nan_is_no_answer(run):
     answers = [Decimal("1.50"), Decimal("1200.00"), Decimal("0.001"), None]
     made, prompts = run([{"q": str(row), "a": answer} for row, answer in enumerate(answers)], "q", "a", ".parquet")
     assert (made.unanswered, prompts.ground_truths) == (1, ("1.5", "1200", "0.001"))
@@ -88,7 +88,7 @@ def test_placeholders_are_no_ground_truths_and_are_counted(run):
 @pytest.mark.parametrize(
     "answer", [r"so \fbox{11}, in 3 steps", r"$\boxed 11$, in 3 steps", r"not \boxed{3} but \fbox{11}"]
 )
-def test_boxes_of_other_kinds_hold_the_answer(run, answer):
+def test_an_answer_is_read_from_boxes_of_other_kinds(run, answer):
     assert run([{"q": "5+6?", "a": answer}], "q", "a")[1].ground_truths == ("11",)
 
 

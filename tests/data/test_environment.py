@@ -81,13 +81,13 @@ def test_where_no_reward_has_a_value_there_is_no_score(monkeypatch, given, expec
     assert (outcome.reward if isinstance(outcome, Scored) else None) == expected
 
 
-def test_it_scores_in_the_workers(make):
+def test_an_environment_is_scored_in_the_workers(make):
     make()
     with WorkerScorer(REWARD, limit_s=120) as scorer:
         assert scorer.score(samples("2")[:2]) == [Scored(1.5, 1.5), Scored(0.5, 0.5)]
 
 
-def test_some_tasks_and_settings(make):
+def test_an_environment_gives_the_tasks_and_settings_that_were_asked_for(make):
     assert make("--tasks", 2, "--skip", 3, "--set", "number=9", "--set", "hint=Only digits.")[0] == 0
     rows = [json.loads(line) for line in Path("sums.jsonl").read_text().splitlines()]
     assert [row["reward_model"]["ground_truth"] for row in rows] == ["8", "10"]
@@ -158,7 +158,7 @@ def test_a_rubric_that_gives_no_number_prints_megabytes_or_hangs_costs_its_own_s
     assert isinstance(hanging, Unscored)
 
 
-def test_what_cannot_be_is_a_sentence(make):
+def test_an_impossible_environment_is_refused_in_a_sentence(make):
     assert "environment 'not_there': taskset 'not_there' not found" in make(name="not_there")[1]
     assert "is not a taskset of verifiers 0.4" in make(name="json")[1]
     assert "is not a taskset of verifiers 0.4, or its config is wrong" in make("--set", "numbr=3")[1]
@@ -168,7 +168,7 @@ def test_what_cannot_be_is_a_sentence(make):
     assert "sums.jsonl exists already" in make()[1]
 
 
-def test_prompts_of_another_making_are_said(make):
+def test_prompts_that_the_command_did_not_make_are_unscored_with_a_remedy(make):
     outcome = score_sample(load_reward(REWARD), Sample("mine", "2", "2", {}))
     assert isinstance(outcome, Unscored)
     assert "make the prompts with `rollalloc data environment NAME`" in outcome.reason

@@ -50,7 +50,7 @@ def changed(path, tensors=None, **header):
 # written and read
 
 
-def test_what_was_written_is_read(path):
+def test_features_that_were_written_are_read_back(path):
     read = read_features(path, KEYS)
     assert list(read.blocks) == ["hidden", "length"]
     for name, block_ND in make_features().blocks.items():
@@ -153,7 +153,7 @@ def test_a_name_says_what_the_file_is(tmp_path, name):
     assert not list(tmp_path.iterdir())
 
 
-def test_keys_and_rows_belong_together(tmp_path):
+def test_features_need_one_key_for_each_row(tmp_path):
     path = tmp_path / "f.safetensors"
     with pytest.raises(ValueError, match="got 5 keys for 6 rows"):
         write_features(path, KEYS[:5], make_features())
@@ -165,7 +165,7 @@ def test_keys_and_rows_belong_together(tmp_path):
 # corrupt, foreign and hostile files
 
 
-def test_there_must_be_a_file(tmp_path):
+def test_a_missing_file_of_features_is_refused(tmp_path):
     for path in (tmp_path / "none.safetensors", tmp_path):
         with pytest.raises(FileNotFoundError, match="no such file; `rollalloc features"):
             read_features(path, KEYS)

@@ -275,7 +275,7 @@ def test_a_folder_without_datasets_installed_is_an_error_with_the_command(
         prepare(["math500"], tmp_path / "out", local=tmp_path)
 
 
-def test_from_the_hub_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_set_is_prepared_from_the_hub_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     datasets = pytest.importorskip("datasets")
     asked: list[Any] = []
 
@@ -301,7 +301,9 @@ def test_from_the_hub_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         ("polaris", [{"problem": "Q?", "answer": "1", "difficulty": "9/8"}], "pass rate such as 3/8, got '9/8'"),
     ],
 )
-def test_what_cannot_be_prepared_is_said(name: str, rows: list[dict[str, Any]], message: str, tmp_path: Path) -> None:
+def test_a_set_that_cannot_be_prepared_is_named(
+    name: str, rows: list[dict[str, Any]], message: str, tmp_path: Path
+) -> None:
     if rows:
         write_rows(tmp_path / f"{name}.jsonl", rows)
     with pytest.raises((ValueError, FileNotFoundError), match=message):
@@ -316,9 +318,7 @@ def test_the_command_says_what_was_written(local: Path, tmp_path: Path, rollallo
     assert {path.stem for path in out.glob("*.parquet")} == {"gsm8k_train", "gsm8k_test", "math500"}
 
 
-def test_prompts_without_system_messages_for_models_that_refuse_them(
-    local: Path, tmp_path: Path, rollalloc: Any
-) -> None:
+def test_system_messages_are_left_out_for_models_that_refuse_them(local: Path, tmp_path: Path, rollalloc: Any) -> None:
     command = ("data", "prepare", "math500", "--out", tmp_path, "--from-local", local, "--overwrite")
     for options, roles in (([], ["system", "user"]), (["--no-system"], ["user"]), ([], ["system", "user"])):
         assert rollalloc(*command, *options)[0] == 0

@@ -36,7 +36,7 @@ def test_a_reader_sees_the_old_file_until_the_new_one_is_whole(tmp_path):
     assert path.read_text() == "new"
 
 
-def test_two_who_write_the_same_file_do_not_write_into_each_others(tmp_path):
+def test_two_writers_of_one_file_do_not_mix_their_contents(tmp_path):
     path = tmp_path / "page"
     with written(path) as one, written(path) as other:
         one.write_text("one")

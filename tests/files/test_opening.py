@@ -28,7 +28,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_another_kind_is_named(tmp_path, monkeypatch, kind):
+def test_a_file_of_another_kind_is_named(tmp_path, monkeypatch, kind):
     monkeypatch.chdir(tmp_path)  # a socket's name is short
     KINDS[kind](tmp_path / "it")
     for flags in (os.O_RDONLY, os.O_RDWR | os.O_CREAT):

@@ -26,7 +26,7 @@ def test_a_stamp_is_size_and_sha256(tmp_path):
         (None, "is gone"),
     ],
 )
-def test_what_was_appended_changes_nothing_and_what_was_changed_is_found(tmp_path, now, reason):
+def test_a_stamp_ignores_appended_bytes_and_finds_changed_ones(tmp_path, now, reason):
     path = tmp_path / "log"
     path.write_bytes(b"one\ntwo\n")
     stamp = stamp_of(path)

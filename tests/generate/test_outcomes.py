@@ -35,7 +35,7 @@ def results_of(allocator, metric=1.0):
     ]
 
 
-def test_what_the_core_is_told_and_what_is_counted():
+def test_the_core_is_told_each_outcome_and_outcomes_are_counted():
     """A stopped rollout is paid for, but it is neither scored nor failed, whatever score came with it."""
     allocator, outcomes = Allocator(recipes.grpo(1, 3), 1, seed=0), Outcomes()
     results = results_of(allocator)

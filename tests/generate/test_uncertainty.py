@@ -19,16 +19,16 @@ from rollalloc.rewards.function import Scored
         ([1e-30], 1.0),
     ],
 )
-def test_by_hand(probabilities, found):
+def test_uncertainty_by_hand(probabilities, found):
     assert uncertainty_of(np.log(np.array(probabilities, np.float32))) == pytest.approx(found)
 
 
 @pytest.mark.parametrize("logprobs", [[-0.5, np.nan], [-np.inf], [0.5]])
-def test_what_no_engine_can_have_said_is_unknown(logprobs):
+def test_an_impossible_log_probability_gives_no_uncertainty(logprobs):
     assert uncertainty_of(np.array(logprobs, np.float32)) is None
 
 
-def test_the_core_is_told_and_keeps_it():
+def test_the_core_keeps_the_uncertainty_of_a_rollout():
     """One of two rollouts is known; a state has both, and what is not known stays so."""
     allocator = Allocator(recipes.grpo(1, 3), 1, seed=0)
     first, second, _ = allocator.ask().generate[0].rollouts

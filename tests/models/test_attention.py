@@ -42,7 +42,7 @@ def given(queries: int = 1) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("queries", [1, 2])
 @pytest.mark.parametrize("masked", ["not at all", "by truth", "by numbers"])
 @pytest.mark.parametrize("scaling", [None, 0.7])
-def test_it_is_transformers_own(queries, masked, scaling):
+def test_our_attention_equals_that_of_transformers(queries, masked, scaling):
     query, key, value, mask = given(queries).values()
     chosen = {"not at all": None, "by truth": mask, "by numbers": torch.zeros(mask.shape).masked_fill(~mask, -1e9)}[
         masked
@@ -54,7 +54,7 @@ def test_it_is_transformers_own(queries, masked, scaling):
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-6)
 
 
-def test_it_is_used_within_and_not_after(monkeypatch):
+def test_our_attention_is_used_only_within_its_context(monkeypatch):
     called = []
     monkeypatch.setattr("rollalloc.models.attention.attend", lambda *a, **k: called.append(1) or attend(*a, **k))
     model = LlamaForCausalLM(LlamaConfig(**SIZES)).eval()
@@ -73,7 +73,7 @@ def test_it_is_used_within_and_not_after(monkeypatch):
     assert model.config._attn_implementation == "sdpa"
 
 
-def test_one_thread_is_left_the_fused_kernel():
+def test_a_single_thread_keeps_the_fused_kernel():
     torch.set_num_threads(1)
     model = LlamaForCausalLM(LlamaConfig(**SIZES))
     with decoding_attention(model):

@@ -77,7 +77,7 @@ def test_hidden_is_the_standardised_sum_over_tokens_of_all_layers(family):
     assert hidden_of(model, tokens) == pytest.approx(standardised(sums_ND), abs=2e-3)
 
 
-def test_the_other_blocks_are_tokens_and_length():
+def test_the_blocks_besides_hidden_states_are_tokens_and_length():
     tokens = make_tokens(30)
     made = features_of(make_model(), tokens, pad_id=PAD, width=9, seed=2)
     assert list(made.blocks) == ["hidden", "tokens", "length"]

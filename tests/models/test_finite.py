@@ -1,4 +1,4 @@
-"""What is not finite is found, in any format and size, and what is only large is not."""
+"""Tests of the checks for NaN and infinity in tensors of any format and size."""
 
 import math
 

@@ -127,7 +127,7 @@ def test_half_precision_weights_are_trained_in_full(policy, folder):
 
 
 @pytest.mark.parametrize("name", ["gpt2", "owner/model"])
-def test_another_name_is_the_hubs(name, tmp_path, monkeypatch):
+def test_a_name_that_is_no_folder_is_looked_up_on_the_hub(name, tmp_path, monkeypatch):
     asked = []
 
     def from_hub(name, **_):

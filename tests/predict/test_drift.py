@@ -21,7 +21,7 @@ def test_a_step_over_two_events_by_hand():
     assert offset == pytest.approx(variance * -0.65)
 
 
-def test_a_step_is_no_longer_than_a_logit_and_none_is_taken_without_a_walk():
+def test_a_step_of_the_drift_is_at_most_one_logit_and_0_without_a_walk():
     ones = np.ones(100)
     offset, _ = drift.step(0.0, 5.0, 0.1 * ones, 0.01 * ones, ones, ones, 0.0)
     assert offset == 1.0

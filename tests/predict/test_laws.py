@@ -66,7 +66,7 @@ def test_a_rate_is_within_0_and_1_and_figures_are_finite(history):
 
 
 @given(histories(), st.permutations(range(PROMPTS)))
-def test_the_order_asked_in_and_the_company_change_nothing(history, order):
+def test_a_prediction_does_not_depend_on_the_other_prompts_asked_for(history, order):
     """But for the last digits of float32, in which a product of matrices depends on its shape."""
     features, visits = history
     predictor, memory = run(features, visits)
@@ -91,7 +91,7 @@ def test_the_same_history_gives_the_same_bytes_across_any_save(history, at):
 
 
 @given(histories())
-def test_asking_leaves_the_memory_as_it_is(history):
+def test_predicting_does_not_change_the_memory(history):
     features, visits = history
     predictor, memory = run(features, visits)
     frozen = json.dumps(pack_tree(memory))

@@ -35,7 +35,7 @@ def test_the_weight_of_an_expert_by_hand():
     np.testing.assert_allclose(mixture(np.log([7.0, 14.0, 28.0]) + 5000), [4 / 7, 2 / 7, 1 / 7])
 
 
-def test_before_anything_is_known_it_says_a_half_or_leans_to_the_prior():
+def test_an_unknown_prompt_is_predicted_at_a_half_or_towards_its_prior():
     predictor = Predictor(prior_weight=8.0, record_weight=2.0)
     assert predictor(predictor.init(3, {"length": 1}), {"length": np.zeros((3, 1))}, [2, 0]).tolist() == [0.5, 0.5]
     memory = predictor.init(3, {}, prior_N=[1.0, float("nan"), 0.0])
@@ -81,7 +81,7 @@ def test_the_drift_moves_the_fitted_experts_and_a_fit_takes_it_in():
     assert (predictor(memory, LINE, range(8)) > risen - 0.1).all()
 
 
-def test_it_is_due_after_the_first_rollouts_named_and_then_regularly():
+def test_a_fit_is_due_after_the_first_rollouts_named_and_then_regularly():
     predictor = Predictor(first_fits=(10, 25), fit_every=40, track_every=1000)
     memory, at = predictor.init(2, {}), []
     for paid in range(1, 151):
@@ -94,7 +94,7 @@ def test_it_is_due_after_the_first_rollouts_named_and_then_regularly():
     assert memory["fits"] == 5
 
 
-def test_figures_are_of_the_last_interval_by_hand():
+def test_metrics_of_the_last_interval_by_hand():
     predictor = Predictor(first_fits=(3, 7), track_every=1000, ridges=(1.0,))
     memory = predictor.init(8, {"length": 1})
     for visit in [(0, 0.9, 0.0, 3), (1, 0.8, 1.0, 1), (2, 0.4, 0.0, 1), (3, None, 1.0, 1), (4, 0.4, 1.0, 1)]:

@@ -55,7 +55,7 @@ def live(predictor, features, rng, rate, batches, batch=64, uniform=True):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_in_a_logistic_world_its_order_is_nearly_that_of_the_true_rates(seed):
+def test_predictions_order_prompts_almost_as_their_true_rates_in_a_logistic_world(seed):
     """After 2,048 rollouts; AUC of p less that of p̂: .0020, deviation .0011; mean |p̂ - p|: .028, deviation .006."""
     rng, x, z = world(seed)
     predictor = Predictor()
@@ -82,7 +82,7 @@ def test_the_right_block_wins_among_blocks_of_noise(seed):
 
 
 @pytest.mark.parametrize(("level", "spread"), [(-0.5, 0.0), (-4.0, 0.0), (3.0, 0.5), (-0.5, 2.0)])
-def test_its_log_loss_is_never_much_above_the_running_means(level, spread):
+def test_log_loss_is_never_much_above_that_of_the_running_mean(level, spread):
     """Nats a rollout above it, by world: .0015, .0035, .0007, -.21; deviations .0012, .0007, .0021, .009."""
     rng, x, z = world(5, spread=spread, level=level)
     noise = np.random.default_rng(0).standard_normal((PROMPTS, 100)).astype(np.float32)

@@ -45,7 +45,7 @@ def test_a_process_that_was_started_unheard_goes_on_after_ctrl_c():
     assert process.returncode == 7
 
 
-def test_nor_does_one_of_multiprocessing_hear_it_before_its_first_line(tmp_path):
+def test_a_process_of_multiprocessing_ignores_ctrl_c_before_its_first_line(tmp_path):
     """The group of a terminal gets the signal while the child, which is slow to start, has not come to any handler."""
     script = tmp_path / "parent.py"
     script.write_text(SPAWNING)

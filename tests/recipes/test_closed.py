@@ -1,4 +1,4 @@
-"""A recipe is a closed value: what a parameter says stands in one field; replacing the field is constructing the recipe."""
+"""Tests that a recipe is a closed value: replacing a field equals constructing the recipe with that parameter."""
 
 # pyright: reportArgumentType=false
 

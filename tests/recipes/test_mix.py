@@ -94,7 +94,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("says", REFUSED)
-def test_what_makes_no_sense_together_is_refused_by_name(says):
+def test_recipes_that_make_no_sense_together_are_refused_by_name(says):
     with pytest.raises(ValueError, match=says):
         recipes.mix(*REFUSED[says])
 
@@ -114,7 +114,7 @@ def test_darts_beside_pilot_commit_is_refused_by_name_and_joined_on_request():
     assert sized.stages[-1].size == darts.stages[0].size
 
 
-def test_what_to_take_is_checked():
+def test_the_argument_take_of_mix_is_checked():
     with pytest.raises(ValueError, match=r"take: unknown slot 'sizes'; the slots are prompts, .*size"):
         recipes.mix(PILOT_COMMIT, recipes.pods(4, 8, 4), take={"sizes": "first"})
     with pytest.raises(ValueError, match="must be one of first, second, got 'both'"):

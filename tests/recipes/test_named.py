@@ -243,6 +243,6 @@ def rows_of_a_group(recipe):
         ({"groups": 4}, "of type dict$"),
     ],
 )
-def test_what_is_no_recipe_is_refused(wrong, message):
+def test_a_value_that_is_no_recipe_is_refused(wrong, message):
     with pytest.raises(TypeError, match=message):
         Allocator(wrong, 20, 0)

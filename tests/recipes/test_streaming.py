@@ -27,7 +27,7 @@ PILOTS: dict[str, Any] = {"groups": 4, "n_pilot": 2, "n_commit": 2, "gen_groups"
         (None, 3, Ahead(Fill(), 8), 6),
     ],
 )
-def test_so_many_batches_are_opened_as_are_to_be_ahead(staleness, ahead, intake, allowed):
+def test_groups_are_opened_for_as_many_batches_as_are_ahead(staleness, ahead, intake, allowed):
     made = streamed(GRPO, staleness=staleness, ahead=ahead)
     assert made == replace(GRPO, intake=intake, max_staleness=allowed)
 
@@ -70,7 +70,7 @@ def test_pilots_wait_for_all_others_in_waves_and_where_the_user_says_so(promote,
         ({"ahead": 1, "staleness": 0}, "ahead=1: .* staleness allows only 0"),
     ],
 )
-def test_an_ahead_that_cannot_be_is_refused(given, says):
+def test_an_impossible_number_of_batches_ahead_is_refused(given, says):
     with pytest.raises(ValueError, match=says):
         streamed(GRPO, **given)
 
@@ -95,7 +95,7 @@ def test_an_ahead_that_cannot_be_is_refused(given, says):
         ),
     ],
 )
-def test_what_should_be_known_is_said(recipe, given, says):
+def test_streaming_notes_warn_of_settings_that_a_recipe_cannot_use(recipe, given, says):
     notes = streaming_notes(recipe, streamed(recipe, **given))
     assert len(notes) == len(says)
     for note, expected in zip(notes, says, strict=True):

@@ -57,7 +57,7 @@ def ask(function, completion, ground_truth):
         ("\\boxed\n7", None),
     ],
 )
-def test_the_last_box(text, answer):
+def test_the_answer_in_the_last_box_counts(text, answer):
     assert boxed(text) == answer
 
 
@@ -72,7 +72,7 @@ def test_a_box_holds_whatever_is_balanced(content):
     ("text", "answer"),
     [("1 + 1 = 2\n#### 2\n", "2"), ("#### 1 #### 1,000 \n more", "1,000"), ("####", ""), ("# 2", None)],
 )
-def test_gsm8k_s_hashes(text, answer):
+def test_the_extractor_finds_the_answer_after_gsm8ks_hashes(text, answer):
     assert after_hashes(text) == answer
 
 
@@ -89,7 +89,7 @@ def test_a_pattern_takes_its_last_match():
     assert Pattern(r"Answer: (\d+)")(text) is None
 
 
-def test_a_choice_of_one_s_own():
+def test_multiple_choice_takes_letters_of_ones_own():
     """The pattern of the guide."""
     choice = ExactMatch(Pattern(r"(?i:answer)(?:\W|is\b|\\boxed|\\text)*([A-D])\b"))
     assert ask(choice, "The answer is (A) ... no, the answer is B", "B") == RIGHT
@@ -141,7 +141,7 @@ def test_a_choice_of_one_s_own():
         (exact, r"\fbox{Paris} is nice", "Paris", RIGHT),
     ],
 )
-def test_text_and_numbers(function, completion, ground_truth, outcome):
+def test_text_is_compared_exactly_and_numbers_by_value(function, completion, ground_truth, outcome):
     assert ask(function, completion, ground_truth) == outcome
 
 
@@ -184,7 +184,7 @@ def test_text_and_numbers(function, completion, ground_truth, outcome):
         (r"0.0\overline{6}", "2/3", WRONG),
     ],
 )
-def test_a_number_in_every_spelling(answer, ground_truth, outcome):
+def test_a_number_is_recognised_in_every_spelling(answer, ground_truth, outcome):
     assert ask(numeric, f"so \\boxed{{{answer}}}", ground_truth) == outcome
 
 
@@ -203,7 +203,7 @@ def test_a_fraction_is_its_own_value_however_written(above, below):
     assert ask(numeric, f"{above + below}/{below}", truth) == (RIGHT if abs(Fraction(above, below)) >= 10**9 else WRONG)
 
 
-def test_tolerances():
+def test_numbers_within_the_tolerance_are_equal():
     assert ask(numeric, "3.14", "3.14159") == WRONG
     assert ask(Numeric(relative=0.01), "3.14", "3.14159") == RIGHT
     assert ask(Numeric(absolute=0.01, relative=0), "3.14", "3.14159") == RIGHT
@@ -229,7 +229,7 @@ def test_a_ground_truth_without_a_number_is_no_wrong_answer():
         ("4 \0 \ud800", "4", RIGHT),
     ],
 )
-def test_mathematics(math, completion, ground_truth, outcome):
+def test_equal_formulas_are_right_and_others_wrong(math, completion, ground_truth, outcome):
     assert ask(math.compute_score, completion, ground_truth) == outcome
 
 
@@ -379,7 +379,7 @@ CHOICES = {  # answers, by whether they choose A
 @pytest.mark.parametrize(
     ("answer", "chosen"), [(answer, chosen) for chosen, answers in CHOICES.items() for answer in answers]
 )
-def test_of_a_choice_with_words_the_letter_counts(math, answer, chosen):
+def test_a_choice_with_words_is_compared_by_its_letter(math, answer, chosen):
     expected = RIGHT if chosen else WRONG
     assert ask(math.required, f"\\boxed{{{answer}}}", "A") == expected
     assert ask(math.compute_score, f"We look at each. The answer is {answer}", "A") == expected
@@ -440,12 +440,12 @@ BOXES = {  # a right answer, by what is asked for
 
 @pytest.mark.parametrize("completion", BOXES)
 @pytest.mark.parametrize("boxed_is", ["required", "preferred", "any"])
-def test_where_an_answer_is_looked_for(math, completion, boxed_is):
+def test_the_answer_is_looked_for_in_the_place_that_was_named(math, completion, boxed_is):
     expected = RIGHT if boxed_is in BOXES[completion] else WRONG
     assert ask(math.MathVerify(boxed=boxed_is), completion, "4") == expected
 
 
-def test_another_place_is_refused(math):
+def test_an_unknown_place_for_answers_is_refused(math):
     with pytest.raises(ValueError, match="boxed must be one of required, preferred, any, got 'always'"):
         math.MathVerify(boxed="always")
 

@@ -1,4 +1,4 @@
-"""The documentation's examples do what it says."""
+"""Tests that the examples of the rewards' guide do what it says."""
 
 import subprocess
 import sys
@@ -14,7 +14,7 @@ def examples(files_of):
     files_of("docs/rewards.md")
 
 
-def test_scoring_from_python():
+def test_the_guides_scoring_from_python_runs():
     finished = subprocess.run([sys.executable, "score.py"], capture_output=True, text=True, timeout=120)
     assert "[Scored(reward=1.0, metric=1.0), Scored(reward=-0.5, metric=0.0)]" in finished.stdout, finished.stderr
     assert "'scored': 2" in finished.stdout
@@ -29,7 +29,7 @@ def test_scoring_from_python():
         ("my_rewards.py:reward", r"\boxed{2^2}", "4"),
     ],
 )
-def test_rewards_of_one_s_own(path, completion, ground_truth):
+def test_the_guides_own_rewards_run(path, completion, ground_truth):
     pytest.importorskip("math_verify")
     sample = Sample("docs", completion, ground_truth, {})
     assert score_sample(load_reward(path), sample) == Scored(1.0, 1.0)

@@ -21,7 +21,7 @@ def ctrl_c():
     raise KeyboardInterrupt
 
 
-def test_loads_from_a_file_and_from_a_module(monkeypatch, tmp_path):
+def test_a_reward_loads_from_a_file_and_from_a_module(monkeypatch, tmp_path):
     (tmp_path / "rewards_by_path.py").write_text(SAMPLES.read_text())
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -103,7 +103,7 @@ def adapted(data_source, solution_str, ground_truth, extra_info):
         (None, Unscored("reward function returned None")),
     ],
 )
-def test_results_that_mean_something(result, outcome):
+def test_a_result_that_can_be_read_becomes_a_score(result, outcome):
     read = to_outcome(result)
     assert read == outcome
     if isinstance(read, Scored):

@@ -16,7 +16,7 @@ def samples(*lengths, completion="4"):
 @pytest.mark.parametrize(
     ("tokens", "penalty"), [(0, 0), (16_384, 0), (18_432, -0.5), (20_480, -1), (20_481, -1), (16_385, -1 / 4096)]
 )
-def test_the_paper_s_setting(tokens, penalty):
+def test_the_overlong_penalty_equals_the_papers(tokens, penalty):
     assert overlong_penalty(tokens, max_tokens=20_480, buffer=4_096) == pytest.approx(penalty)
 
 

@@ -129,7 +129,7 @@ def test_all_right_or_all_wrong_rollouts_differ_by_their_format():
 
 
 @pytest.mark.parametrize("name", ["eight_gpus", "one_gpu", "one_gpu_in_format", "one_gpu_if_wrong", "accuracy"])
-def test_each_is_a_reward_that_rollallocs_own_commands_load_and_others_call(name):
+def test_every_reward_of_pods_loads_in_our_commands_and_can_be_called_by_others(name):
     reward = getattr(pods, name)
     assert isinstance(reward, Reward)
     assert reward.__name__ == name
@@ -137,7 +137,7 @@ def test_each_is_a_reward_that_rollallocs_own_commands_load_and_others_call(name
     assert (result if isinstance(result, float) else result["acc"]) == 1
 
 
-def test_each_run_of_pods_names_one_that_is_graded_but_for_math():
+def test_every_run_of_pods_names_a_graded_reward_except_for_math():
     """MATH's published results count the answer alone."""
     folder = Path(__file__).parents[2] / "recipes" / "verl"
     base = yaml.safe_load((folder / "pods_base.yaml").read_text("utf-8"))
@@ -151,7 +151,7 @@ def test_each_run_of_pods_names_one_that_is_graded_but_for_math():
 
 
 @pytest.mark.e2e
-def test_verl_and_trl_call_one(request):
+def test_verl_and_trl_call_a_reward_of_pods(request):
     request.addfinalizer(pods.one_gpu.scorer.close)
     given = pods.one_gpu(data_source="gsm8k", solution_str=LINES.format(72), ground_truth="72", extra_info={})
     assert (given["score"], given["acc"], given["unscored"]) == (pytest.approx(1.2), 1, 0)

@@ -112,7 +112,7 @@ def test_the_evidence_is_clopper_and_pearsons_lower_bound(attempts, share, rate,
         ([1] * 4, [[1] * 8] * 5, Verdict(Act.DROP, "out_of_band/solved", Epochs(4))),
         ([1] * 4, [[0] * 8] * 2 + [[1] * 8] * 5, EASY),
         ([1] * 4, [[0] * 8] * 2 + [[1] * 8] * 40, Verdict(Act.DROP, "out_of_band/solved", Epochs(4))),
-        ([1, 1, 1, 0], [[1] * 8] * 40, IN),  # whatever was, a visit within the window is gone on with
+        ([1, 1, 1, 0], [[1] * 8] * 40, IN),  # a visit within the window continues, whatever the record
         ([0, 0, 0, 0], [[1] * 8] * 40, HARD),
         ([0.95] * 4, [[0.95] * 8] * 8, EASY),  # marks: 3.4 failures of 65
         ([0.99] * 4, [[0.99] * 8] * 8, Verdict(Act.DROP, "out_of_band/solved", Epochs(4))),

@@ -115,7 +115,7 @@ def test_the_tracker_takes_metrics_that_rounding_put_beyond_1_and_keeps_its_rate
     assert 0.999 < drawn.predicted <= 1
 
 
-def test_what_the_tracker_knows_moves_with_its_prompts():
+def test_the_trackers_memory_follows_its_prompts():
     keys, recipe = tuple("abcdef"), recipes.spo(2)
     allocator = Allocator(recipe, PromptTable(keys), 0)
     allocator.tell([Done(r, 1.0, 1.0, 1, 0) for o in allocator.ask().generate for r in o.rollouts])
@@ -193,7 +193,7 @@ def test_prompts_are_drawn_in_proportion_to_their_scores_and_the_ratio_is_said(r
         assert abs(counts[prompt] - times * share) < 5 * np.sqrt(times * share * (1 - share)) + 1e-3 * times * share
 
 
-def test_the_second_of_a_draw_is_drawn_among_those_left():
+def test_the_second_prompt_of_a_draw_is_drawn_among_the_remaining_ones():
     """P(i, then j) = q_i q_j / (1 - q_i): 2,000 pairs, each within 5 standard errors (all twelve: above 1 - 1e-5)."""
     rule, times, rate_N = Foresight(exponent=1.0, floor=0.0), 2_000, np.array([0.5, 0.2, 0.9, 0.05])
     memory, share_N = believing(rule, rate_N), rule.chances(rate_N)

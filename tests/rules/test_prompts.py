@@ -38,7 +38,7 @@ def test_shuffled_gives_each_prompt_once_an_epoch():
     assert len(rest) == 2  # fewer than asked says that the epoch is over
 
 
-def test_shuffled_gives_what_came_back_after_its_turn_before_the_epoch_ends():
+def test_shuffled_draws_a_prompt_that_was_freed_after_its_turn_before_the_epoch_ends():
     rule, table = prompts.Shuffled(), PromptTable(4)
     memory, free_N = rule.init(table), np.ones(4, bool)
     early = rule.pick(memory, 2, free_N, VIEW, rng(0, "pick", 0))
@@ -220,7 +220,7 @@ def known(fates):
     return View.of(len(fates), groups=2, statistics=statistics)
 
 
-def test_the_bank_by_hand():
+def test_vcrls_bank_by_hand():
     """P: 1; 0.9 · 1 + 0.1 · 3/4; out when its draws are used up; those dropped last and those in flight are passed over."""
     rule = Banked()
     memory = rule.init(PromptTable(6))

@@ -121,7 +121,7 @@ def test_shortest_and_longest_by_hand(tokens, truncated, expected):
         (1, 2, {3: 1, 4: 1, 5: 0}),
     ],
 )
-def test_fewer_are_the_longest_of_more_rollouts(shortest, longest, by_size):
+def test_a_group_of_more_rollouts_keeps_fewer_longest_rows(shortest, longest, by_size):
     rows = shortest + longest
     assert [longest_rows(longest, True, rows, size) for size in by_size] == list(by_size.values())
     assert {longest_rows(longest, False, rows, size) for size in by_size} == {longest}
@@ -150,7 +150,7 @@ def test_fewer_are_the_longest_of_more_rollouts(shortest, longest, by_size):
         ([10, 20, 30, 40, 50], {}, (), {0: 1, 1: 1, 3: 1, 4: 1}),  # all ended at once: the L longest
     ],
 )
-def test_what_was_sampled_stands_for_what_was_stopped(tokens, kept, truncated, expected):
+def test_a_sampled_tail_stands_for_the_rollouts_that_were_stopped(tokens, kept, truncated, expected):
     group = GroupView.of(
         [0] * len(tokens), tokens=tokens, kept=kept, truncated=[g in truncated for g in range(len(tokens))]
     )

@@ -58,7 +58,7 @@ def test_redundant_is_optimal_within_its_bounds(stds, rows, mean):
     assert objective(stds, sizes_G) == pytest.approx(best, rel=1e-9)
 
 
-def test_the_most_is_what_the_factor_says():
+def test_the_largest_size_survives_rounding():
     """1.15 * 100 is a little less than 115 in floating point."""
     assert sizes(Redundant(mean_factor=1.15, max_factor=1.15), [1.0], rows=100) == [115]
 
@@ -262,7 +262,7 @@ FLAT = ((1, 1.0), (100, 1.0))  # a token takes as long however many rollouts are
 STEEP = ((1, 0.01), (100, 1.0))  # in proportion to their number
 
 
-def test_a_batch_ends_as_its_rollouts_do():
+def test_the_seconds_of_a_batch_follow_from_the_ends_of_its_rollouts():
     """By Blom's scores 0, and -z, 0, z of three: lengths 100 - 20 z, 100, 100 + 20 z; a second group of two rollouts."""
     z = NormalDist().inv_cdf(2.625 / 3.25)
     mean_G, std_G = np.array([100.0]), np.array([20.0])

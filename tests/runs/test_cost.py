@@ -34,7 +34,7 @@ def curve(accuracy):
         ([0.5, 0.5], 0.5, 0),
     ],
 )
-def test_what_it_cost_to_reach_the_target(accuracy, target, cost):
+def test_the_cost_to_the_target_by_hand(accuracy, target, cost):
     found = cost_to_target(curve(accuracy), target)
     paid = {"rollouts": cost, "tokens": 3 * cost, "seconds": 0.1 * cost, "steps": 0.01 * cost}
     assert found is not None

@@ -1,4 +1,4 @@
-"""What is said of rollouts that have stopped teaching."""
+"""Tests of the share of rollouts that taught, and of the warnings if most did not."""
 
 import pytest
 

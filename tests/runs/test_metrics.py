@@ -32,7 +32,7 @@ def test_the_guide_has_the_table(monkeypatch):
         metrics_table.with_table("no marks")
 
 
-def test_a_name_stands_once_for_one_place():
+def test_a_metric_has_one_line_for_each_place():
     places = [(metric.name, place) for metric in METRICS for place in metric.where]
     assert len(places) == len(set(places))
 

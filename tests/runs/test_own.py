@@ -1,4 +1,4 @@
-"""What is read of a run of rollalloc itself, whichever driver saved it."""
+"""Tests of reading rollalloc's own runs: accounts, recipe, prompts' records and the shape of a batch, for every driver."""
 
 import pytest
 

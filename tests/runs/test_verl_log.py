@@ -45,7 +45,7 @@ def curve_of(path, *metrics):
     return costs_known(read_verl_run(path, metrics or [METRIC]))
 
 
-def test_what_each_run_had_paid_when_it_reached_the_target(folder):
+def test_the_cost_of_each_run_to_the_target_by_hand(folder):
     found = {name: cost_to_target(curve_of(folder / f"{name}.jsonl"), 0.7) for name in ("never", "plain-grpo", "pods")}
     # Between the step before and the step at it, linearly: 0.2 of 0.25 for GRPO, 0.1 of 0.2 for PODS.
     assert found["plain-grpo"].paid == pytest.approx({"rollouts": 180, "tokens": 900, "seconds": 18, "steps": 1.8})
@@ -87,7 +87,7 @@ def test_what_stock_verl_does_not_log_is_not_known_and_its_seconds_are(tmp_path)
     assert paid["seconds"] == pytest.approx(10)
 
 
-def test_the_command_says_it_in_a_table(folder):
+def test_the_command_prints_costs_in_a_table(folder):
     result = CliRunner().invoke(app, ["report", str(folder), "--verl", METRIC, "--target", "0.7"])
     assert result.exit_code == 0, result.output
     rows = {line.split()[0]: line.split()[1:] for line in result.output.splitlines() if line.strip()}

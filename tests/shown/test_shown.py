@@ -185,7 +185,7 @@ def test_what_a_page_shows_runs(page: str, home: None, monkeypatch: pytest.Monke
             raise
 
 
-def test_readmes_script_trains(home: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_script_of_the_readme_trains(home: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """One short step, with a tiny model under the name that the script has."""
     trl = pytest.importorskip("trl")
     configured = trl.GRPOConfig.__init__

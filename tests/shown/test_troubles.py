@@ -1,4 +1,4 @@
-"""Every message that docs/troubles.md quotes is one that the package says."""
+"""Tests that every message that docs/troubles.md quotes is a message of the package."""
 
 import re
 from pathlib import Path
@@ -14,7 +14,7 @@ SOURCE = re.sub(
 MESSAGES = re.findall(r'^\| "([^"]+)" \|', (ROOT / "docs" / "troubles.md").read_text("utf-8"), re.MULTILINE)
 
 
-def test_messages_are_found():
+def test_the_troubles_page_quotes_messages():
     assert len(MESSAGES) > 8
 
 

@@ -12,7 +12,7 @@ from rollalloc.train.averaging import WeightAverage
 from tiny_policy import flat
 
 
-def test_the_mean_by_hand():
+def test_averaged_weights_by_hand():
     """With 4 rows a step: none for two windows, 5 steps; then .1, 2/11 and so on, until the window of 10 rows bounds it."""
     mean = torch.nn.Linear(1, 1, bias=False)
     mean.weight.data.fill_(1.0)
@@ -35,7 +35,7 @@ def test_without_a_decay_there_is_one_model():
     assert average.model is model
 
 
-def test_what_is_frozen_is_there_once():
+def test_frozen_weights_are_not_copied_for_the_average():
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
     model[0].requires_grad_(False)
     trained = WeightAverage(model, 640).model

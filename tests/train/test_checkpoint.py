@@ -176,7 +176,7 @@ def test_a_run_whose_budget_is_spent_goes_on_under_a_larger_one(run_of, tmp_path
 
 
 @pytest.mark.parametrize(("keep", "left"), [(1, [6]), (2, [5, 6]), (4, [3, 4, 5, 6])])
-def test_the_newest_are_kept(run_of, tmp_path, keep, left):
+def test_the_newest_checkpoints_are_kept(run_of, tmp_path, keep, left):
     run_of(tmp_path, checkpoint_every=1, keep_checkpoints=keep).run()
     assert checkpoints(tmp_path) == left
     assert sorted(path.name for path in (tmp_path / "checkpoints/6").iterdir()) == sorted(FILES)
@@ -216,7 +216,7 @@ def test_a_torn_checkpoint_is_named_and_the_one_before_is_taken(run_of, broken, 
     assert checkpoints(broken) == [4, 6]
 
 
-def test_where_all_are_torn_the_run_cannot_be_resumed(run_of, broken):
+def test_a_run_whose_checkpoints_are_all_corrupt_is_not_resumed(run_of, broken):
     for number in (2, 4):
         tear(broken / f"checkpoints/{number}/state.json", "short")
     with pytest.raises(checkpoint.CorruptCheckpoint, match=r"none of the checkpoints \[4, 2\]"):
@@ -464,7 +464,7 @@ for line in sys.stdin:  # a folder and seconds; each run in a process of its own
 
 
 @pytest.mark.e2e
-def test_killed_at_a_few_moments(tmp_path):
+def test_a_run_killed_again_and_again_equals_an_unbroken_one(tmp_path):
     """A run is killed again and again, and is what an unbroken one is in the end; one that ends too soon is begun anew."""
     unbroken, killed, draw, kills = tmp_path / "unbroken", tmp_path / "killed", random.Random(0), 0
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}

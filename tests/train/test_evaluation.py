@@ -108,7 +108,7 @@ def test_pass_at_k_is_exact_where_success_rates_are(monkeypatch):
     )
 
 
-def test_of_right_and_wrong_alone_full_marks_are_the_accuracy(sampled):
+def test_full_marks_equal_the_accuracy_if_scores_are_0_or_1(sampled):
     found = sampled([(tokens, logprob, metric and float(metric == 1)) for tokens, logprob, metric in SAMPLES])
     assert found.breadth.full_marks == found.accuracy
 

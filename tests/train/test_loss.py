@@ -119,5 +119,5 @@ def test_the_kl_term_is_k3_with_the_gradient_of_the_divergence(ratio, from_refer
         ("dr_grpo", [1 / 30, 1 / 30, 1 / 30]),
     ],
 )
-def test_what_a_rows_tokens_count(aggregation, expected):
+def test_aggregation_decides_how_much_the_tokens_of_a_row_count(aggregation, expected):
     assert shares(torch.tensor([1, 2, 5]), aggregation, 10).tolist() == pytest.approx(expected)

@@ -18,7 +18,7 @@ from tiny_policy import lines_of
 
 
 @pytest.mark.parametrize("notices", [True, False])
-def test_it_is_said_once_unless_it_is_turned_off(notices, run_of, tmp_path, monkeypatch, caplog):
+def test_a_notice_is_logged_once_and_never_if_notices_are_off(notices, run_of, tmp_path, monkeypatch, caplog):
     """By a reward that is always 0, in a window of two batches."""
     monkeypatch.setattr(teaching, "WINDOW", 32)
     run = run_of(target=None, reward="rollalloc.rewards.math:compute_score", heldout=None, single_answer=False)

@@ -23,7 +23,7 @@ HALF = math.sqrt(0.5)
         (Schedule(shape="linear", steps=1), [1, 0.1, 0.1]),
     ],
 )
-def test_the_share_of_each_step(schedule, shares):
+def test_a_schedule_gives_each_step_its_share_of_the_rate(schedule, shares):
     assert [schedule.share(step) for step in range(1, len(shares) + 1)] == pytest.approx(shares, abs=1e-12)
 
 

@@ -26,7 +26,7 @@ BATCH = {
 }
 
 
-def test_the_numbers_of_a_batch_by_name():
+def test_trackers_get_the_numbers_of_a_batch_by_name():
     assert scalars(BATCH) == {
         "reward": 0.25,
         "rollalloc/reward_mean": 0.25,

@@ -139,7 +139,7 @@ def test_clipping_is_the_services_own(by_hand, trainer_of):
 # ------------------------------------------------------------------------------------------------------------------ costs
 
 
-def test_what_is_billed(by_hand, trainer_of):
+def test_the_services_bill_is_in_the_metrics(by_hand, trainer_of):
     lines, cloud = [], Cloud()
     prices = Prices(prefill=1.0, cached=0.5, sampled=3.0, trained=5.0)
     trainer = trainer_of(rollouts=64, cloud=cloud, listener=lines.append, prices=prices)
@@ -354,7 +354,7 @@ GARBAGE = {
 
 
 @pytest.mark.parametrize("how", GARBAGE)
-def test_an_answer_that_is_none_ends_the_run(by_hand, trainer_of, tmp_path, how):
+def test_an_answer_that_makes_no_sense_ends_the_run(by_hand, trainer_of, tmp_path, how):
     name, answer, said = GARBAGE[how]
     cloud = Cloud()
     cloud.answers = {name: answer}

@@ -1,4 +1,4 @@
-"""`train()` once more on the same trainer: after an error, after Ctrl-C, after its end, and from a checkpoint."""
+"""Tests of a second call of `train()`: after an error, after Ctrl-C, after its end, and from a checkpoint."""
 
 # pyright: reportArgumentType=false
 
@@ -147,7 +147,7 @@ def books(monkeypatch: pytest.MonkeyPatch) -> Books:
 @pytest.mark.parametrize(
     ("place", "error"), [*((place, Broken) for place in PLACES), ("optimizer, first", KeyboardInterrupt)]
 )
-def test_after_an_error_it_goes_on_and_trains_each_rollout_once(place, error, books, tmp_path):
+def test_a_trainer_continues_after_an_error_and_trains_each_rollout_once(place, error, books, tmp_path):
     trainer = tiny_trl.trainer(tmp_path, "pilot_commit", max_steps=STEPS)
     core = books.core = trainer.allocation.allocator
     PLACES[place](trainer, Fuse(3, error))
@@ -171,7 +171,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     ("shape", "place"), [("micro-batches", "loss"), ("two passes", "step end, first"), ("two steps", "reward")]
 )
-def test_it_begins_with_a_batch_of_its_own_wherever_the_last_one_was_left(shape, place, books, tmp_path):
+def test_train_begins_with_a_new_batch_wherever_the_last_call_broke_off(shape, place, books, tmp_path):
     """TRL's own count of micro-batches stands in the middle of a batch then."""
     trainer = tiny_trl.trainer(tmp_path, "pilot_commit", max_steps=STEPS, **SHAPES[shape])
     core = books.core = trainer.allocation.allocator
@@ -187,7 +187,7 @@ def test_it_begins_with_a_batch_of_its_own_wherever_the_last_one_was_left(shape,
     books.check(trainer.allocation, steps_a_batch)
 
 
-def test_after_its_end_it_goes_on_with_other_prompts(books, tmp_path):
+def test_a_second_call_of_train_continues_with_other_prompts(books, tmp_path):
     trainer = tiny_trl.trainer(tmp_path, "grpo")
     core = books.core = trainer.allocation.allocator
     for calls in (1, 2):
@@ -241,7 +241,7 @@ def test_ctrl_c_within_the_core_waits_until_its_step_is_done(rule, books, monkey
     books.check(trainer.allocation)
 
 
-def test_what_was_broken_off_before_the_optimizer_is_the_run_that_was_not(tmp_path):
+def test_a_step_broken_off_before_the_optimizer_is_repeated_exactly(tmp_path):
     """Generated again, a rollout is the same: its draws are keyed by its number."""
     given = {"learning_rate": 1e-3, "max_grad_norm": 1e9}
     whole, again = (tiny_trl.trainer(tmp_path / name, "pilot_commit", **given) for name in ("whole", "again"))

@@ -78,7 +78,7 @@ def test_the_mean_is_saved_and_is_the_model_when_training_is_over(tmp_path):
     assert_saves(trainer, mean, tmp_path)
 
 
-def test_what_samples_and_is_evaluated_is_the_mean(tmp_path, monkeypatch):
+def test_the_averaged_weights_sample_and_are_evaluated(tmp_path, monkeypatch):
     before, evaluated = [], []
     watch = Watch()
     trainer = tiny_trl.trainer(
@@ -234,7 +234,7 @@ def test_after_sampling_was_broken_off_what_is_trained_is_in_the_model_and_the_m
     assert_saves(trainer, mean, tmp_path)
 
 
-def test_within_sampling_it_may_be_asked_for_again(tmp_path):
+def test_the_averaged_weights_may_be_asked_for_twice(tmp_path):
     trainer, mean, own = begun(tmp_path)
     with trainer.averaged.sampling():
         with trainer.averaged.sampling():
@@ -243,7 +243,7 @@ def test_within_sampling_it_may_be_asked_for_again(tmp_path):
     assert torch.equal(flat(trainer.model), own)
 
 
-def test_predict_is_by_the_mean(tmp_path, monkeypatch):
+def test_predict_uses_the_averaged_weights(tmp_path, monkeypatch):
     trainer, mean, own = begun(tmp_path)
     seen = []
     monkeypatch.setattr(GRPOTrainer, "predict", lambda self, *_: seen.append(flat(self.model)))
@@ -274,7 +274,7 @@ def test_the_best_model_is_loaded_into_the_mean(tmp_path, monkeypatch):
     assert_saves(trainer, best, tmp_path)
 
 
-def test_of_several_steps_a_batch_each_counts_its_share_of_the_rows(tmp_path):
+def test_each_of_several_steps_counts_its_share_of_the_rows_in_the_average(tmp_path):
     """A batch of 16 rows, in two steps: a step keeps at most 2 of a window of 10 rows, from the third step on."""
     trainer, seen = run(tmp_path, window=10, max_steps=4, num_iterations=2)
     torch.testing.assert_close(flat(trainer.model), mean_of(seen, most_kept=0.2))

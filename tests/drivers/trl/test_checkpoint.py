@@ -62,7 +62,7 @@ def stopped_and_resumed(
     ],
     ids=["sampler", "generate", "two passes", "two steps"],
 )
-def test_stopped_at_10_and_resumed_to_20_it_is_the_run_that_was_not(given, tmp_path):
+def test_a_run_stopped_at_step_10_and_resumed_equals_the_unbroken_one(given, tmp_path):
     whole = tiny_trl.trainer(tmp_path / "whole", "pilot_commit", max_steps=20, **given)
     whole.train()
     resumed = stopped_and_resumed(tmp_path / "parts", "pilot_commit", **given)
@@ -219,7 +219,7 @@ PREDICTING = {
 
 
 @pytest.mark.parametrize("name", PREDICTING)
-def test_what_is_expected_of_prompts_and_replayed_resumes_too(name, tmp_path):
+def test_predictions_and_replay_are_resumed(name, tmp_path):
     recipe = PREDICTING[name]
     whole = tiny_trl.trainer(tmp_path / "whole", recipe, max_steps=14)
     whole.train()

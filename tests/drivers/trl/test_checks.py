@@ -130,7 +130,7 @@ WRONG: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("message", WRONG)
-def test_it_is_refused_when_the_trainer_is_made(message, tmp_path):
+def test_a_setting_that_cannot_work_is_refused_when_the_trainer_is_made(message, tmp_path):
     with pytest.raises(ValueError, match=re.escape(message)):
         tiny_trl.trainer(tmp_path, **WRONG[message])
 

@@ -1,4 +1,4 @@
-"""A recipe that ends before `max_steps`: what TRL does at its last step, it does then, too."""
+"""Tests of recipes that end before `max_steps`: TRL then evaluates and saves as after its last step."""
 
 from __future__ import annotations
 

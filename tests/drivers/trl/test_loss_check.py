@@ -158,14 +158,14 @@ STOCK = {
 
 
 @pytest.mark.parametrize(("recipe", "given"), STOCK.values(), ids=STOCK.keys())
-def test_trls_own_loss_passes(recipe, given, tmp_path):
+def test_trls_own_loss_passes_the_check(recipe, given, tmp_path):
     trainer = tiny_trl.trainer(tmp_path, recipe, max_steps=1, **{"per_device_train_batch_size": 16} | given)
     trainer.train()
     assert trainer.state.global_step == 1
     assert not trainer._loss_check._due
 
 
-def test_half_precision_passes(tmp_path):
+def test_the_loss_check_passes_in_half_precision(tmp_path):
     model = tiny_trl.tiny_model().to(torch.bfloat16)
     trainer = tiny_trl.trainer(tmp_path, "grpo", model=model, max_steps=1, bf16=True, **SEVERAL)
     trainer.train()

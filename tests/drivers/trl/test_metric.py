@@ -1,4 +1,4 @@
-"""Recipes whose rules read a success rate, under rewards that are none."""
+"""Tests of recipes that read success rates, under rewards that are none."""
 
 from typing import Any
 
@@ -71,7 +71,7 @@ def test_with_a_function_of_weight_0_as_the_metric_any_reward_trains(reward, tmp
     assert {allocation.rewards.reward(scores_F) for scores_F in scores} - {0.0, 1.0}
 
 
-def test_a_metric_of_its_own_must_be_one(tmp_path):
+def test_a_metric_function_must_return_a_success_rate(tmp_path):
     trainer = tiny_trl.trainer(
         tmp_path, "pilot_commit", reward=[shaped, right], driver={"metric": "shaped"}, reward_weights=[0.0, 1.0]
     )

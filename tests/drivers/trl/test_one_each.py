@@ -1,4 +1,4 @@
-"""Recipes of one rollout per prompt: what rows are credited with, what is replayed, and features of the prompts."""
+"""Tests of recipes with one rollout per prompt under TRL: advantages, replay, and features of the prompts."""
 
 # pyright: reportArgumentType=false, reportIndexIssue=false, reportOptionalMemberAccess=false, reportOptionalSubscript=false
 
@@ -23,7 +23,7 @@ from rollalloc.drivers.trl.allocation import Allocation
 from rollalloc.drivers.trl.keys import keyed
 
 
-def test_what_is_replayed_is_counted_and_let_go_in_the_end(tmp_path):
+def test_replayed_rows_are_counted_and_released_at_the_end(tmp_path):
     trainer = tiny_trl.trainer(tmp_path, "foresight_replay", max_steps=12)
     trainer.train()
     lines = [line for line in trainer.state.log_history if "rollalloc/rows" in line]
@@ -36,7 +36,7 @@ def test_what_is_replayed_is_counted_and_let_go_in_the_end(tmp_path):
     assert min(held) >= 16 * 8
 
 
-def test_how_far_a_batch_moved_the_weights_is_told_where_the_recipe_forgets_by_it(monkeypatch, tmp_path):
+def test_a_recipe_that_forgets_by_divergence_is_told_the_divergence_of_each_update(monkeypatch, tmp_path):
     """Against the log-probabilities before and after, of the first 16 rows, with either generator."""
     told: list[float | None] = []
     trained = Allocation.trained
@@ -113,7 +113,7 @@ def test_a_file_of_features_is_read_by_key(key, tmp_path):
         )
 
 
-def test_with_an_adapter_they_are_those_of_the_model_under_it(tmp_path):
+def test_features_of_a_model_with_an_adapter_come_from_the_base_model(tmp_path):
     plain = tiny_trl.trainer(tmp_path, "foresight")
     adapted = tiny_trl.trainer(tmp_path, "foresight", more={"peft_config": LoraConfig(target_modules=["q_proj"], r=2)})
     for trainer in (plain, adapted):

@@ -147,7 +147,7 @@ def test_a_reward_sees_the_models_own_special_tokens_unless_asked_not_to(skip, t
         assert tokenizer.pad_token not in text
 
 
-def test_stock_trl_leaves_them_out(tmp_path):
+def test_stock_trl_leaves_out_special_tokens(tmp_path):
     """What `skip_special_tokens=True` stands for."""
     texts: list[str] = []
 

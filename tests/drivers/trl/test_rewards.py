@@ -71,7 +71,7 @@ def test_a_function_that_raises_is_named_with_what_it_gets(function):
         assert "Each completion is a list of messages, whose text is completion[0]['content']" in note
 
 
-def test_none_has_no_part_in_the_sum_and_all_none_is_unscored():
+def test_a_reward_of_none_is_left_out_of_the_sum_and_all_none_is_unscored():
     rewards, found = scored(
         lambda completions, **_: [None, 1.0, float("nan")], lambda completions, **_: [2.0, None, None], weights=[1, 3]
     )
@@ -137,7 +137,7 @@ def test_what_functions_log_is_kept():
         (itertools.repeat(1.0), "4 or more of them"),
     ],
 )
-def test_what_a_function_may_not_return(scores, got):
+def test_a_reward_function_that_returns_nonsense_is_refused(scores, got):
     def wrong(**_: Any) -> Any:
         return scores
 
@@ -158,7 +158,7 @@ def test_what_a_function_may_not_return(scores, got):
         {"a": 1, "b": 0, "c": 1}.values(),
     ],
 )
-def test_what_a_function_may_return(scores):
+def test_a_reward_function_may_return_numbers_of_any_library(scores):
     _, found = scored(lambda completions, **_: scores)
     assert found.scores_BF == [[1.0], [0.0], [1.0]]
     assert {type(score) for scores_F in found.scores_BF for score in scores_F} == {float}
@@ -175,7 +175,7 @@ def test_what_a_function_may_return(scores):
         (lambda log_metric, **_: log_metric("rollalloc/entropy", 1), "the trainer logs rollalloc/entropy itself"),
     ],
 )
-def test_what_a_function_may_not_log(log, said):
+def test_a_reward_function_that_logs_nonsense_is_refused(log, said):
     def logs(**given: Any) -> list[float]:
         log(**given)
         return [1.0] * 3

@@ -1,4 +1,4 @@
-"""Why the loss is zero, said beside TRL's own trainer from what it logs."""
+"""Tests of `SilenceCallback`: it warns beside stock TRL's trainer if rewards give no learning signal."""
 
 from types import SimpleNamespace
 
@@ -31,7 +31,7 @@ def told(callback, state, lines):
         callback.on_log(ARGS, state, None, logs={name: value for name, value in line.items() if name != "step"})
 
 
-def test_it_is_said_once_with_what_would_help(caplog):
+def test_the_silence_callback_warns_once_with_a_remedy(caplog):
     callback, state = SilenceCallback(), state_of([])
     callback.on_train_begin(ARGS, state, None)
     told(callback, state, logged([0.8] * 20))
@@ -94,7 +94,7 @@ def test_each_line_counts_the_rollouts_since_the_one_before(iterations, every, l
         assert len(caplog.records) == (at >= line)
 
 
-def test_one_process_says_it_for_all(caplog):
+def test_only_one_process_warns(caplog):
     callback, state = SilenceCallback(), state_of([])
     state.is_world_process_zero = False
     told(callback, state, logged([1.0] * 20))

@@ -14,7 +14,7 @@ def rewards():
     return RewardFunctions([len, len], ["right", "style"], [1.0, 0.5], [None, None], metric="right")
 
 
-def test_figures_of_an_evaluation_by_hand(rewards):
+def test_metrics_of_an_evaluation_by_hand(rewards):
     """Two prompts, four completions each; what the metric names counts, not the weighted reward."""
     found = evaluated_figures(rewards, SCORES, COMPLETIONS, 4)
     assert found["rollalloc/breadth/pass_at_k"] == pytest.approx((1 + 0.5) / 2)
@@ -23,7 +23,7 @@ def test_figures_of_an_evaluation_by_hand(rewards):
     assert found["rollalloc/breadth/right_pairs_differ"] == pytest.approx(2 / 3)
 
 
-def test_of_a_part_of_the_completions_only_the_scores_are_told(rewards):
+def test_an_incomplete_evaluation_reports_scores_only(rewards):
     assert evaluated_figures(rewards, SCORES, COMPLETIONS[:4], 4).keys() == {
         "rollalloc/breadth/pass_at_k",
         "rollalloc/breadth/full_marks",
@@ -31,11 +31,11 @@ def test_of_a_part_of_the_completions_only_the_scores_are_told(rewards):
 
 
 @pytest.mark.parametrize("scores", [[], SCORES[:3], [[None, 1.0]] * 4], ids=["none", "no whole group", "no score"])
-def test_what_is_not_known_is_not_told(rewards, scores):
+def test_an_unknown_metric_is_not_reported(rewards, scores):
     assert evaluated_figures(rewards, scores, COMPLETIONS[: len(scores)], 4) == {}
 
 
 @pytest.mark.parametrize(("weights", "told"), [([1.0, 0.5], False), ([2.0, 0.0], False), ([1.0, 0.0], True)])
-def test_of_a_weighted_sum_no_attempt_is_called_right(weights, told):
+def test_a_weighted_sum_of_rewards_gives_no_accuracy(weights, told):
     rewards = RewardFunctions([len, len], ["right", "style"], weights, [None, None])
     assert bool(evaluated_figures(rewards, SCORES, COMPLETIONS, 4)) == told

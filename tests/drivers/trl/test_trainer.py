@@ -94,12 +94,12 @@ _KINDS = [
 
 
 @pytest.mark.parametrize("recipe", _KINDS)
-def test_it_trains_as_rollallocs_own_trainer(recipe, tmp_path):
+def test_the_trainer_trains_as_rollallocs_own_trainer(recipe, tmp_path):
     assert_as_natively(*by_trl(tmp_path, recipe, max_steps=6, driver={"features": None}))
 
 
 @pytest.mark.parametrize("recipe", ["grpo", "reinforce_running", "foresight_replay"])
-def test_it_averages_weights_as_rollallocs_own_trainer(recipe, tmp_path):
+def test_the_trainer_averages_weights_as_rollallocs_own_trainer(recipe, tmp_path):
     assert_as_natively(*by_trl(tmp_path, recipe, max_steps=6, driver={"features": None, "averaging": 20}))
 
 
@@ -216,7 +216,7 @@ def test_rows_from_older_weights_are_weighted_by_the_truncated_ratio(tmp_path):
 
 
 @pytest.mark.parametrize("adapter", [None, LoraConfig(target_modules=["q_proj", "v_proj"], r=2)])
-def test_the_reference_model_is_the_first_one(adapter, tmp_path):
+def test_the_reference_model_is_the_initial_model(adapter, tmp_path):
     tiny_trl.tiny_model().save_pretrained(tmp_path / "model")
     trainer = tiny_trl.trainer(
         tmp_path, "pilot_commit", model=str(tmp_path / "model"), more={"peft_config": adapter}, beta=0.1
@@ -227,7 +227,7 @@ def test_the_reference_model_is_the_first_one(adapter, tmp_path):
     assert divergences[-1] > 1e-6
 
 
-def test_what_was_paid_is_counted(tmp_path):
+def test_the_trainer_counts_what_was_paid(tmp_path):
     paid = []
 
     def reward(prompts: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:

@@ -124,14 +124,14 @@ def assert_as_stock(compared: list[tuple[float, float, float]]) -> None:
 
 
 @pytest.mark.parametrize(("recipe", "given"), RUNS.values(), ids=RUNS.keys())
-def test_losses_and_gradients_are_stocks(recipe, given, tmp_path, compared):
+def test_losses_and_gradients_equal_those_of_stock_trl(recipe, given, tmp_path, compared):
     trainer = made(tmp_path, recipe, **given)
     assert unsloth.is_unsloths(trainer)
     trainer.train()
     assert_as_stock(compared)
 
 
-def test_the_term_of_the_reference_is_stocks(tmp_path, compared):
+def test_the_reference_term_equals_that_of_stock_trl(tmp_path, compared):
     tiny_trl.tiny_model().save_pretrained(tmp_path / "model")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     made(tmp_path, "pilot_commit", model=model, beta=0.1, max_steps=3).train()

@@ -28,7 +28,7 @@ def test_a_command_of_verl_is_taken_as_it_would_be_typed(capsys):
     assert "rollouts of a step, if one round of prompts fills the batch: 512 = 64 × 8 (rollouts)" in out
 
 
-def test_one_of_ours_says_its_recipe_and_the_optimizer_steps_that_are_trained(capsys):
+def test_the_check_prints_the_recipe_and_its_optimizer_steps(capsys):
     """64 prompts in mini-batches of 24 are two steps, not 2.67."""
     assert main([*OURS, "actor_rollout_ref.actor.ppo_mini_batch_size=24"]) == 0
     out = capsys.readouterr().out
@@ -109,7 +109,7 @@ def test_the_cost_of_a_step_is_printed_before_ray_starts(capsys):
         (["trainer.v1.trainer_mode=sync"], 1, "trainer.v1.rollalloc is set, but nothing reads it"),
     ],
 )
-def test_what_is_wrong_is_named_and_no_success(wrong, code, says, capsys):
+def test_the_check_names_what_is_wrong_and_fails(wrong, code, says, capsys):
     assert main([*OURS, *wrong]) == code
     shown = capsys.readouterr()
     assert says in shown.err

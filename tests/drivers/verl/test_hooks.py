@@ -1,9 +1,11 @@
+"""Tests of `after_import`: a function is called when a module is imported, without importing it first."""
+
 import sys
 
 from rollalloc.drivers.verl.hooks import after_import
 
 
-def test_runs_after_the_module_was_imported_and_not_before(tmp_path, monkeypatch):
+def test_a_hook_runs_after_its_module_is_imported(tmp_path, monkeypatch):
     (tmp_path / "watched.py").write_text("value = 1")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "watched", raising=False)

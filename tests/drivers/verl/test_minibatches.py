@@ -1,3 +1,5 @@
+"""Tests of the padding of verl's mini-batches: their number of rows fits ranks, steps and micro-batches."""
+
 from hypothesis import given
 from hypothesis import strategies as st
 

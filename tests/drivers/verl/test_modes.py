@@ -33,7 +33,7 @@ def test_verls_own_keys_say_how_old_rollouts_may_be_and_how_many_run_ahead():
     assert recipe_of({"recipe": "dapo", "gen_groups": 8}).intake == Ahead(KeepInFlight(8), 4)
 
 
-def test_what_a_recipe_says_itself_holds():
+def test_a_recipes_own_staleness_and_intake_are_kept():
     recipe = recipe_of(PILOTS)
     assert (recipe.max_staleness, recipe.intake) == (4, KeepInFlight(8, ahead=True))
     assert recipe_of(PILOTS, max_versions=None) == recipe, "its own staleness needs no threshold of verl's"
@@ -314,7 +314,7 @@ def test_batches_ahead_that_are_no_number_are_refused(batches):
         recipe_of({"recipe": "grpo"}, batches=batches)
 
 
-def test_a_mode_of_ours_that_is_none_is_refused_with_those_there_are():
+def test_an_unknown_mode_is_refused_with_the_known_ones():
     assert [verls_mode(mode) for mode in MODES] == ["sync", "colocate_async", "separate_async"]
     with pytest.raises(ValueError, match=r"one of rollalloc, rollalloc_colocate_async, .* got 'rollalloc_async'"):
         verls_mode("rollalloc_async")

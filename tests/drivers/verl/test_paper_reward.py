@@ -17,7 +17,7 @@ def reward():
 
 
 @pytest.mark.parametrize(("answer", "scored"), [("1/2", Scored(1.0, 1.0)), ("3", Scored(-1.0, 0.0))])
-def test_right_is_plus_one_wrong_minus_one_and_selection_sees_a_success_rate(reward, answer, scored):
+def test_rewards_are_plus_and_minus_one_and_the_metric_is_a_success_rate(reward, answer, scored):
     given = reward(data_source="polaris", solution_str=f"so \\boxed{{{answer}}}", ground_truth="0.5", extra_info={})
     assert read_score(given["score"], given) == scored
 

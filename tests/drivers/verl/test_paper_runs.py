@@ -57,7 +57,7 @@ def recipe_of(config: Any) -> tuple[int, int, Any]:
 
 @pytest.mark.parametrize("row", ROWS)
 @pytest.mark.parametrize("method", METHODS)
-def test_each_is_a_recipe_of_the_rows_own_size(row: str, method: str) -> None:
+def test_every_row_of_a_paper_makes_a_recipe_of_its_own_size(row: str, method: str) -> None:
     config = composed(row, f"method={method}")
     section = config.trainer.v1.rollalloc
     groups, n, recipe = recipe_of(config)
@@ -116,7 +116,7 @@ def test_no_rollout_is_cut_before_its_length(row: str) -> None:
         ("pods_llama", (1, 64, 16), (1, 16)),
     ],
 )
-def test_pods_runs_and_their_baselines(row: str, pods: tuple[int, int, int], grpo: tuple[int, int]) -> None:
+def test_runs_of_pods_have_the_published_baselines(row: str, pods: tuple[int, int, int], grpo: tuple[int, int]) -> None:
     ours, base = (composed(row, f"arm={arm}") for arm in ("pods", "grpo"))
     groups, n, recipe = recipe_of(ours)
     assert (groups, n, recipe.rows) == (*pods[:2], MaxVariance(pods[2]))

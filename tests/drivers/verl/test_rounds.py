@@ -1,3 +1,5 @@
+"""Tests of `Rounds`, without verl: orders, outcomes, stops, replay, a loader's epochs, metrics, and resumes."""
+
 import json
 from collections import Counter
 from dataclasses import replace
@@ -242,7 +244,7 @@ def by_prompt(submission, session):
     return scored(submission, session, float((submission.prompt * 7 + session) % 5) / 4)
 
 
-def test_of_one_rollout_a_prompt_each_row_is_multiplied_with_what_the_core_credits_it_with(make_rounds):
+def test_a_lone_rollout_of_a_prompt_is_multiplied_by_the_cores_advantage(make_rounds):
     """Over the whole batch, before it is cut into mini-batches; nothing is left for verl's estimator to say."""
     for name in ("reinforce", "raft", "spo", "foresight"):
         rounds = make_rounds(RECIPES[name], by_prompt, groups=8, n=1)
@@ -271,7 +273,7 @@ def original(key):
 
 
 @pytest.mark.parametrize("section", REPLAYED.values(), ids=REPLAYED)
-def test_a_row_is_trained_again_from_a_copy_of_what_was_generated_which_is_freed_when_it_is_not(make_rounds, section):
+def test_a_replayed_row_is_trained_from_a_copy_that_is_freed_after_its_last_replay(make_rounds, section):
     rounds = make_rounds(section, prompts=256, at_once=3)
     trained, copies = set(), rounds.crew.copies
     times = 0

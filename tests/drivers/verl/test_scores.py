@@ -1,3 +1,5 @@
+"""Tests of how verl's rewards become rewards and metrics of rollouts."""
+
 import math
 
 import numpy as np
@@ -48,7 +50,7 @@ def test_selection_may_look_at_another_field_which_must_be_there():
     assert missing == Unscored("trainer.v1.rollalloc.metric=half, but the reward function returned acc")
 
 
-def test_verl_makes_mean_best_and_majority_of_the_samples_of_a_question():
+def test_verl_computes_mean_best_and_majority_of_a_questions_samples():
     """Of a validation file with the column `__rollout_n__`: a row's samples have one uid, and the reward's `pred` votes."""
     metrics = pytest.importorskip("verl.trainer.ppo.metric_utils", reason="verl's environment: make verl-test")
     reward = frameworks.Reward(InlineScorer(exact), answer=boxed)

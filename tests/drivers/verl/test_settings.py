@@ -1,3 +1,5 @@
+"""Tests of our section of verl's configuration: what it may say, and what is refused by name."""
+
 from dataclasses import replace
 
 import pytest
@@ -83,7 +85,7 @@ def test_a_deviation_left_open_is_verls_and_one_that_is_said_holds():
         ({"recipe": "spo"}, recipes.spo(8, 2), False),
     ],
 )
-def test_recipes_with_baselines_of_their_own(section, made, draws):
+def test_recipes_with_baselines_compute_their_own_advantages(section, made, draws):
     """`n` is verl's, the advantages are never verl's, and what only shuffles takes verl's order."""
     settings = read_settings(section, 8, 2)
     assert settings.recipe == (replace(made, prompts=AsOffered()) if draws else made)

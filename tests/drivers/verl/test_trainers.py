@@ -176,7 +176,7 @@ STOPS = {
         ),
     ],
 )
-def test_what_cannot_go_with_a_mode_is_refused_by_name(mode, changes, says, verls_config):
+def test_a_setting_that_a_mode_excludes_is_refused_by_name(mode, changes, says, verls_config):
     with pytest.raises(ValueError, match=says):
         configure(config_of(verls_config, mode, changes))
 

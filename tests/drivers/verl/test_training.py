@@ -172,7 +172,7 @@ def test_stopped_rollouts_are_counted_and_leave_nothing_on_the_server(run_of):
 
 
 @pytest.mark.parametrize("name", ["foresight", "spo"])
-def test_of_one_rollout_a_prompt_the_actor_gets_what_the_core_credits_it_with(name, tmp_path):
+def test_the_actor_gets_the_cores_advantage_for_a_lone_rollout(name, tmp_path):
     """Over the whole batch, in both of its mini-batches; foresight's prompts are its own, with features from a file."""
     run = Run(tmp_path / "run")
     section = {"recipe": name}
@@ -239,7 +239,7 @@ def test_rows_are_trained_again_as_they_were_generated_also_after_a_kill(tmp_pat
     assert [len((dump / f"{step}.jsonl").read_text().splitlines()) for step in (1, 2, 6)] == [12, 8, 8]
 
 
-def test_what_is_old_is_corrected_for(run_of):
+def test_rows_of_older_weights_are_corrected(run_of):
     metrics = run_of("pilot_commit").metrics()
     assert max(step["rollalloc/staleness_max"] for step in metrics) > 0
     assert all("rollout_corr/rollout_is_mean" in step for step in metrics)
@@ -445,7 +445,7 @@ def test_a_killed_worker_and_a_hanging_reward_cost_their_rollouts_only(tmp_path)
         ({"recipe": "foresight"}, ["data.shuffle=False"], "data.shuffle=False, but trainer.v1.rollalloc.recipe draws"),
     ],
 )
-def test_what_is_wrong_is_refused_before_ray_starts(section, overrides, says, tmp_path):
+def test_a_wrong_setting_is_refused_before_ray_starts(section, overrides, says, tmp_path):
     run = Run(tmp_path / "run")
     assert run.start(*overrides, section=section) != 0
     assert says in run.log

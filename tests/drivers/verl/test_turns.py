@@ -441,7 +441,7 @@ def test_a_row_that_would_end_the_run_at_its_update_costs_its_rollout(case, chan
 
 
 @pytest.mark.parametrize("client", [Client, ResumingClient])
-def test_the_time_of_a_turn_and_of_the_reward_is_no_tools(case, client):
+def test_a_tools_time_limit_leaves_out_turns_and_rewards(case, client):
     async def test(case):
         case.score.clear()
 

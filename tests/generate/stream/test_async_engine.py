@@ -138,7 +138,7 @@ def test_forward_passes_of_another_size_are_refused_where_rollouts_go_on_between
         trainer_of(AHEAD, max_batches=4, folder=tmp_path, tokens_per_forward=64, **STREAMS).resume()
 
 
-def test_the_other_engine_does_not_go_on_with_it(trainer_of, tmp_path):
+def test_the_synchronous_engine_does_not_resume_an_asynchronous_run(trainer_of, tmp_path):
     trainer_of(AHEAD, max_batches=2, folder=tmp_path / "run", **STREAMS).run()
     with pytest.raises(ValueError, match="engine"):
         trainer_of(AHEAD, max_batches=4, folder=tmp_path / "run").resume()

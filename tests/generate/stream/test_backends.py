@@ -40,7 +40,7 @@ def rows_of(tokens, rollouts):
 
 
 @pytest.mark.parametrize("slots", [1, 3, 17, 64, 1000])
-def test_what_a_rollout_comes_to_does_not_depend_on_its_company(policy, expected, slots):
+def test_a_rollouts_tokens_do_not_depend_on_other_rollouts(policy, expected, slots):
     tokens, waves = expected
     draw = random.Random(slots)
     rollouts = draw.sample(sorted(waves), len(waves) if slots > 1 else 20)
@@ -65,7 +65,7 @@ def test_what_a_rollout_comes_to_does_not_depend_on_its_company(policy, expected
     assert {each.truncated for each in ended.values()} == {True, False}
 
 
-def test_what_is_cancelled_comes_back_with_what_it_had(policy, expected):
+def test_a_cancelled_rollout_comes_back_with_its_tokens(policy, expected):
     tokens, waves = expected
     backend = LocalBackend(policy.model, decoding(policy, Sampling(LENGTH, max_rows=8)))
     backend.submit(rows_of(tokens, range(12)))
@@ -129,7 +129,7 @@ def test_each_token_says_under_which_weights_it_was_drawn(policy_of, prompts_of)
     assert all(torch.equal(under_new[name], each) for name, each in changed(policy.model).items())
 
 
-def test_rows_are_refused_that_cannot_run(policy):
+def test_rows_that_cannot_run_are_refused(policy):
     backend = LocalBackend(policy.model, decoding(policy, Sampling(2, max_rows=1), longest_prompt=3))
     backend.submit([RunningRow(1, 0, (4, 5))])
     for row, words in [

@@ -54,7 +54,7 @@ def assert_same_batches(expected, made):
 
 
 @pytest.mark.parametrize("name", TIMELESS)
-def test_the_same_batches(trainer_of, name):
+def test_both_engines_make_the_same_batches(trainer_of, name):
     changes = {"max_batches": 4, "sampling": Sampling(8)}
     waves = trainer_of(TIMELESS[name], **changes)
     streams = trainer_of(TIMELESS[name], **changes, **IN_PROCESS)
@@ -64,7 +64,7 @@ def test_the_same_batches(trainer_of, name):
     assert waves.allocator.accounts() == streams.allocator.accounts()
 
 
-def test_the_same_batches_with_adapters_which_are_resumed(trainer_of, policy_of, tmp_path):
+def test_both_engines_make_the_same_batches_with_adapters_and_after_a_resume(trainer_of, policy_of, tmp_path):
     """The engine generates with the adapters added to the model's weights; after a resume, with the checkpoint's."""
 
     def trainer(folder=None, batches=4, **how):
@@ -89,7 +89,7 @@ def test_the_same_batches_with_adapters_which_are_resumed(trainer_of, policy_of,
 
 
 @pytest.mark.parametrize("rows", [1, 5])
-def test_the_same_batches_in_few_slots(trainer_of, rows):
+def test_both_engines_make_the_same_batches_in_few_slots(trainer_of, rows):
     waves = trainer_of(TIMELESS["grpo"], max_batches=2, sampling=Sampling(8))
     streams = trainer_of(TIMELESS["grpo"], max_batches=2, sampling=Sampling(8, max_rows=rows), **IN_PROCESS)
     assert trained(waves) == trained(streams)

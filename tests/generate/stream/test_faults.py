@@ -1,4 +1,4 @@
-"""The conformance kit's books, kept of the real engine while everything around it fails."""
+"""Tests of the engine while everything around it fails, with the conformance kit's audit."""
 
 import random
 from concurrent.futures import Future

@@ -168,7 +168,7 @@ def test_weights_are_not_overwritten_while_they_are_copied(policy, process_of):
     assert all(bool((held == 0.5).all()) for held in backend._weights.views().values())
 
 
-def test_it_begins_at_the_version_of_its_weights_and_so_does_another_one(policy, process_of):
+def test_a_process_begins_at_the_version_of_its_weights_and_so_does_its_successor(policy, process_of):
     backend = process_of(version=5)
     backend.submit(rows(4))
     before = drained(backend, 4)
@@ -276,7 +276,7 @@ def test_a_process_that_is_stopped_is_given_up_and_killed(policy, process_of, wa
     assert process.exitcode == -signal.SIGKILL
 
 
-def test_one_that_takes_nothing_in_keeps_nobody_waiting_and_is_given_up(process_of):
+def test_a_process_that_reads_nothing_is_given_up_without_a_wait(process_of):
     """What is sent to it is more than a pipe holds."""
     backend = process_of(longest_prompt=20_000)
     backend.submit(rows(1, first=20))

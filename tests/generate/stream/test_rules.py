@@ -1,4 +1,4 @@
-"""The asynchronous engine's rules one by one, with a back-end that does as it is told."""
+"""Tests of the asynchronous engine with a made-up back-end: versions, cancelled rollouts, and waiting for scores."""
 
 from concurrent.futures import Future
 from dataclasses import replace
@@ -95,7 +95,7 @@ def test_a_rollout_that_goes_on_over_an_update_says_so(scripted):
     assert engine.figures()["streaming"]["in_flight"] == 0
 
 
-def test_one_that_is_cancelled_while_it_is_scored_comes_back_with_its_score(scripted):
+def test_a_rollout_cancelled_while_it_is_scored_keeps_its_score(scripted):
     later = Future()
 
     class Late(InlineScorer):

@@ -1,4 +1,4 @@
-"""Runs as values: which recipes can be named, what a run refuses before it trains, and what it leaves behind."""
+"""Tests of whole runs and their `run.json`: what is written, what is read back, and what is refused before training."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The native trainer on a model of two thousand parameters: what it trains on, what it pays, what it writes, how it ends."""
+"""Tests of the native trainer's loop, with a model of two thousand parameters: rows, costs, metrics, targets and ends."""
 
 import json
 import math
@@ -168,7 +168,7 @@ def test_an_evaluation_is_of_the_newest_weights_within_its_grid_point(trainer_of
     assert {len(found) for found in by_version.values()} == {1}
 
 
-def test_figures_are_means_over_everything_generated(trainer_of):
+def test_metrics_are_means_over_all_generated_rollouts(trainer_of):
     """Those of the dropped groups included: DAPO's batches alone would look as if half were solved."""
     rewards, lines, waves = [], [], []
 
@@ -318,7 +318,7 @@ def test_evaluation_costs_no_budget_and_changes_nothing(trainer_of, prompts_of):
 # Settings
 
 
-def test_seconds_are_without_evaluation(trainer_of, prompts_of, monkeypatch):
+def test_seconds_leave_out_evaluation(trainer_of, prompts_of, monkeypatch):
     """A clock that goes only while the model is evaluated."""
     now = [0.0]
     monkeypatch.setattr("rollalloc.train.train.time.perf_counter", lambda: now[0])
@@ -336,7 +336,7 @@ def test_seconds_are_without_evaluation(trainer_of, prompts_of, monkeypatch):
     assert {line["eval_seconds"] for line in lines if line["kind"] == "eval"} == {5}
 
 
-def test_the_same_seed_twice_is_the_same_run(trainer_of, prompts_of, tmp_path):
+def test_one_seed_gives_the_same_run_twice(trainer_of, prompts_of, tmp_path):
     ended, metrics = [], []
     for run, seed in enumerate((3, 3, 4)):
         folder = tmp_path / str(run)
