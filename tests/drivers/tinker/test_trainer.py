@@ -56,6 +56,18 @@ def test_every_recipe_spends_its_budget_and_accounts_for_it(by_hand, trainer_of,
         assert not undeclared((name for name, _ in paths(line)), "every line", line["kind"], "Tinker")
 
 
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [
+        ("stable_reinforce", "of an earlier one; for rows of older weights use 'ppo' or 'cispo'"),
+        ("dro", "loss must be one of importance_sampling, ppo, cispo, got 'dro'"),
+    ],
+)
+def test_a_loss_of_the_service_that_does_not_fit_is_refused_with_those_that_do(loss, said):
+    with pytest.raises(ValueError, match=said):
+        Remote(loss=loss)
+
+
 def test_a_policy_learns(sdk, trainer_of):
     lines = []
     trainer = trainer_of(rollouts=1200, heldout=rewarded(), eval_every=600, eval_samples=8, listener=lines.append)

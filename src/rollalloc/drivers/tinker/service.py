@@ -78,7 +78,8 @@ class Remote:
         if self.loss == "stable_reinforce":
             raise ValueError(
                 'loss="stable_reinforce" is not supported: it trains only on sequences that the service recorded in this '
-                "session, and a recipe may train on rows of an earlier one; use 'ppo' or 'cispo', which clip"
+                "session and has not yet forgotten, and a resumed run has rows of an earlier one; for rows of older weights "
+                "use 'ppo' or 'cispo', which clip the ratio"
             )
         if self.loss not in get_args(LossName):
             raise ValueError(f"loss must be one of {', '.join(get_args(LossName))}, got {self.loss!r}")
