@@ -182,6 +182,9 @@ def test_prime_rls_curriculum_follows_the_recipe(page, module):
     class Curriculum:
         """As prime-rl's, it observes a group and then asks the gates."""
 
+        sampler: Any
+        gates: dict[str, Any]
+
         def __init__(self, config, tasks):
             raise AssertionError("replaced")
 
