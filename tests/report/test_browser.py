@@ -67,7 +67,6 @@ def visit(browser):
         page.goto(address)
         page.wait_for_selector("html[data-ready]", state="attached", timeout=300_000)
         if drawn:
-            page.evaluate("dispatchEvent(new Event('beforeprint'))")  # draws what is outside of the window, too
             page.wait_for_selector(DRAWN, state="attached", timeout=300_000)
         return page, wrong
 
@@ -170,6 +169,27 @@ def test_a_page_that_follows_a_run_reloads_itself_but_not_under_a_reader(visit, 
     assert wrong == []
 
 
+def test_figures_outside_of_the_window_are_drawn_without_scrolling(visit, report):
+    page, wrong = visit(report)  # waits until every figure is drawn
+    assert page.evaluate("scrollY") == 0
+    below = page.locator("figure[data-chart]").last
+    assert below.bounding_box()["y"] > 1600  # two windows further down
+    assert below.locator(".plot svg .xtick text").count() > 1
+    assert wrong == []
+
+
+def test_a_page_that_is_printed_at_once_has_its_figures_in_the_light_theme(visit, report):
+    page, wrong = visit(report, dark=True, drawn=False)
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert page.locator("figure[data-chart]:not([data-drawn])").count() == 0
+    assert page.locator("figure .plot").evaluate_all("all => all.every((each) => each.querySelector('svg'))")
+    page.emulate_media(media="print", color_scheme="dark")
+    letters = page.locator("figure .xtick text").first.element_handle()
+    assert page.evaluate(CONTRAST, [letters, "fill"]) >= 4.5
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert wrong == []
+
+
 @pytest.mark.parametrize("dark", [False, True])
 def test_text_and_lines_are_legible(visit, report, dark):
     page, _ = visit(report, dark=dark)
@@ -188,19 +208,31 @@ def test_text_and_lines_are_legible(visit, report, dark):
         assert page.evaluate(CONTRAST, [element, attribute]) >= least, selector
 
 
+CUT = """() => [...document.querySelectorAll('table.costs, table.costs *, table.equal, table.equal *, .plot svg, .runs *')]
+    .filter((each) => each.getBoundingClientRect().right > innerWidth || each.scrollWidth > each.clientWidth + 1
+        && each.clientWidth && getComputedStyle(each).display !== 'inline')
+    .map((each) => `${each.tagName} ${each.textContent.slice(0, 40)}`)"""
+
+
 @pytest.mark.parametrize("width", [400, 700, 1300])
 def test_nothing_is_cut_and_the_page_never_scrolls_sideways(visit, report, width):
     page, _ = visit(report, width=width)
     page.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    cut = page.evaluate(
-        """() => [...document.querySelectorAll('table.costs, table.costs *, table.equal, table.equal *, .plot svg, .runs *')]
-            .filter((each) => each.getBoundingClientRect().right > innerWidth || each.scrollWidth > each.clientWidth + 1
-                && each.clientWidth && getComputedStyle(each).display !== 'inline')
-            .map((each) => `${each.tagName} ${each.textContent.slice(0, 40)}`)"""
-    )
-    assert cut == []
+    assert page.evaluate(CUT) == []
     letters = page.locator("figure .xtick text").evaluate_all(
         "texts => texts.map((text) => parseFloat(getComputedStyle(text).fontSize))"
     )
     assert min(letters) >= 9.5  # CSS pixels
+
+
+def test_intervals_of_five_seeds_fit_a_telephone(visit, run_into, tmp_path):
+    for seed in range(5):
+        for label in ("grpo", "a longer label"):
+            run_into(tmp_path / f"{label}-{seed}", label, seed, batches=10)
+    drawn = sections(comparisons(tmp_path), tmp_path)
+    written = write_sections(drawn, tmp_path / "page.html", Page([tmp_path]), figures_too=False)
+    page, _ = visit(written.as_uri(), width=400, drawn=False)
+    assert page.locator("table.equal small").count() > 10
+    assert page.evaluate("document.documentElement.scrollWidth") <= 400
+    assert page.evaluate(CUT) == []

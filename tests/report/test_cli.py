@@ -1,5 +1,6 @@
 """`rollalloc report`."""
 
+import json
 import os
 import subprocess
 import sys
@@ -19,6 +20,31 @@ def test_report_of_a_damaged_run_says_so_and_fails_although_it_wrote_the_page(ro
     assert "metrics.jsonl:3 is not a line of JSON" in said
     assert "\x1b]0" not in said
     assert "cannot be read in full" in (run / "report.html").read_text()
+
+
+def test_follow_writes_the_page_again_until_the_run_ends(rollalloc, undrawn, write_run, monkeypatch):
+    run = write_run(why=None, batches=3, evaluated=False)
+    page, seen = run / "report.html", []
+
+    def ends_meanwhile(seconds):
+        seen.append((seconds >= 5, "data-seconds=" in page.read_text(), (run / "training.png").exists()))
+        last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+        with (run / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(last | {"kind": "end", "why": "budget: spent"}) + "\n")
+
+    monkeypatch.setattr("rollalloc.cli.report.time.sleep", ends_meanwhile)
+    code, *_ = rollalloc("report", run, "--follow")
+    assert (code, seen) == (0, [(True, True, False)])
+    assert "data-seconds=" not in page.read_text()
+    assert (run / "training.png").exists()
+
+
+def test_several_folders_are_one_page_in_the_first_and_verl_takes_one(rollalloc, undrawn, run_into, tmp_path):
+    one, two = run_into(tmp_path / "one", "one", 0, batches=5), run_into(tmp_path / "two", "two", 0, batches=5)
+    assert rollalloc("report", one, two)[0] == 0
+    assert str(two) in (one / "report.html").read_text()
+    code, *said = rollalloc("report", one, two, "--verl", "acc")
+    assert (code, "give one folder" in " ".join("".join(said).split())) == (2, True)
 
 
 def test_what_is_no_folder_is_refused(tmp_path):

@@ -31,15 +31,21 @@
   script.textContent = await unpacked("#library");
   document.head.append(script);
   const redraw = (which) => which.forEach((figure) => draw(figure, data.charts[figure.dataset.chart]));
-  // A figure is drawn when it comes near the window, because a page may have many.
-  const near = new IntersectionObserver((seen) => {
-    const figures = seen.filter((entry) => entry.isIntersecting).map((entry) => entry.target);
-    figures.forEach((figure) => near.unobserve(figure));
-    redraw(figures);
-  }, { rootMargin: "800px" });
-  $$("figure[data-chart]").forEach((figure) => near.observe(figure));
-  addEventListener("beforeprint", () => redraw($$("figure[data-chart]:not([data-drawn])")));
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => redraw($$("figure[data-drawn]")));
+  // What is near the window is drawn first, the rest while the browser has nothing else to do: a page may have many figures,
+  // and a screenshot of the whole page or a reader who jumps to its end scrolls past none of them.
+  const undrawn = () => $$("figure[data-chart]:not([data-drawn])");
+  const near = new IntersectionObserver((seen) => redraw(seen.filter((entry) => entry.isIntersecting && !entry.target.dataset.drawn)
+    .map((entry) => entry.target)), { rootMargin: "800px" });
+  undrawn().forEach((figure) => near.observe(figure));
+  const whenIdle = window.requestIdleCallback ?? ((next) => setTimeout(next, 100));  // Safari has none
+  const drawRest = () => { redraw(undrawn().slice(0, 1)); if (undrawn().length) whenIdle(drawRest); };
+  whenIdle(drawRest);
+  // On paper, every figure is drawn, in the light theme.
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const drawn = () => $$("figure[data-drawn]");
+  addEventListener("beforeprint", () => { root.dataset.print = "yes"; redraw(dark.matches ? $$("figure[data-chart]") : undrawn()); });
+  addEventListener("afterprint", () => { delete root.dataset.print; if (dark.matches) redraw(drawn()); });
+  dark.addEventListener("change", () => redraw(drawn()));
   const scrolled = memory.get("scroll");
   if (scrolled) scrollTo(0, Number(scrolled));
   memory.set("scroll", "");
@@ -73,7 +79,7 @@
       dragmode: "zoom",
       ...layout,
       ...Object.fromEntries(axes.map((key) => [key, {
-        ...axis, ...layout[key], title: { ...layout[key].title, standoff: 8, font: { color: "var(--muted)" } },
+        ...axis, ...layout[key], title: { ...layout[key].title, standoff: 8, font: { color: "var(--muted)", size: 13 } },
         tickfont: { color: "var(--muted)" },
       }])),
       autosize: true,
