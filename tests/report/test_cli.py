@@ -4,6 +4,8 @@ import json
 import os
 import subprocess
 import sys
+import time
+from types import SimpleNamespace
 
 from typer.testing import CliRunner
 
@@ -25,14 +27,16 @@ def test_report_of_a_damaged_run_says_so_and_fails_although_it_wrote_the_page(ro
 def test_follow_writes_the_page_again_until_the_run_ends(rollalloc, undrawn, write_run, monkeypatch):
     run = write_run(why=None, batches=3, evaluated=False)
     page, seen = run / "report.html", []
+    last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    end = {key: value for key, value in last.items() if key != "batch"} | {"kind": "end", "why": "budget: spent"}
 
     def ends_meanwhile(seconds):
+        assert not seen, "the end of the run was not seen"
         seen.append((seconds >= 5, "data-seconds=" in page.read_text(), (run / "training.png").exists()))
-        last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
         with (run / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps(last | {"kind": "end", "why": "budget: spent"}) + "\n")
+            file.write(json.dumps(end) + "\n")
 
-    monkeypatch.setattr("rollalloc.cli.report.time.sleep", ends_meanwhile)
+    monkeypatch.setattr("rollalloc.cli.report.time", SimpleNamespace(sleep=ends_meanwhile, monotonic=time.monotonic))
     code, *_ = rollalloc("report", run, "--follow")
     assert (code, seen) == (0, [(True, True, False)])
     assert "data-seconds=" not in page.read_text()
