@@ -4,7 +4,9 @@ import ast
 import re
 import sys
 import tomllib
+from collections.abc import Iterator
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -70,6 +72,30 @@ def test_no_import_points_up(name):
         floors = {floor(each) for each in names_imported(path)} & set(FLOORS)
         up = {each for each in floors if FLOORS.index(each) > FLOORS.index(name)}
         assert not up, f"{path.relative_to(ROOT)} imports {', '.join(sorted(up))}"
+
+
+def test_imports_go_in_no_circle():
+    """Within a package too, and wherever an import stands: in a function, or for types only."""
+    graph = {name_of(path): set(modules_named(path)) - {name_of(path)} for path in ROOT.rglob("*.py")}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(f"imports go in a circle: {' imports '.join(reversed(error.args[1]))}")
+
+
+def name_of(path: Path) -> str:
+    """The name of the module in this file."""
+    return ".".join(("rollalloc", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__")
+
+
+def modules_named(path: Path) -> Iterator[str]:
+    """Modules of this package that a file imports: of `from a import b`, `a.b` if it is a module, else `a`."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            whole = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from filter(is_module, [name if is_module(name) else str(node.module) for name in whole])
+        elif isinstance(node, ast.Import):
+            yield from filter(is_module, [alias.name for alias in node.names])
 
 
 @pytest.mark.parametrize("way", ["`rollalloc train`", "TRL", "verl"])

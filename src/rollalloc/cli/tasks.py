@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from rollalloc.cli.config_fields import config_fields
 from rollalloc.cli.options import RunOptions, changed_options
-from rollalloc.cli.sources import config_fields
 from rollalloc.named import sizes_of, standard
 from rollalloc.tasks.presets import (
     DEFAULT_OPTIMIZER,

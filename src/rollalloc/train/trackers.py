@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rollalloc.files.text import as_markdown
 from rollalloc.runs.metrics import scalars as numbers
 from rollalloc.runs.values import QUANTILES
 
-if TYPE_CHECKING:
-    from rollalloc.train.train import Listener
-
+Listener = Callable[[dict[str, Any]], None]  # gets each line of the metrics
 EXAMPLES = 16  # rollouts in a table, at most
 _PAID, _TABLE = "rollalloc/rollouts_paid", "rollalloc/rollouts"
 _COLUMNS = ("prompt", "completion", "reward", "metric", "unscored", "tokens", "version", "key")

@@ -54,12 +54,11 @@ from rollalloc.train.run_json import resumed, was_begun_in, write_config
 from rollalloc.train.saving import Checkpoints
 from rollalloc.train.schedule import check_budget, share_spent
 from rollalloc.train.state import RunState, identity_of
-from rollalloc.train.trackers import EXAMPLES, tracked
+from rollalloc.train.trackers import EXAMPLES, Listener, tracked
 from rollalloc.train.update import Updater
 
 log = logging.getLogger(__name__)
 
-Listener = Callable[[dict[str, Any]], None]
 _PATIENCE = 256  # minimum number of groups in a row with equal rewards that ends a run (`stop_when_barren`)
 _NAMED = 20  # maximum number of quarantined prompts named in the last line of the metrics
 

@@ -25,7 +25,8 @@ from rollalloc.train.config import Config
 from rollalloc.train.evaluation import Evaluation, Interrupted, judged, wait_unless_stopped
 from rollalloc.train.folder import RunFolder
 from rollalloc.train.state import RunState
-from rollalloc.train.train import Listener, Loop
+from rollalloc.train.trackers import Listener
+from rollalloc.train.train import Loop
 
 log = logging.getLogger(__name__)
 
