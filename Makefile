@@ -130,6 +130,7 @@ released: .venv-verl/ready
 # Not with --quiet: then warnings are not counted, and --strict ends no build.
 site: .venv-docs/ready
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
+	.venv-docs/bin/python tools/searches.py site
 
 .venv-verl/ready: pyproject.toml constraints/verl-cpu.txt
 	$(PYTHON) -m venv .venv-verl

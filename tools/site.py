@@ -24,7 +24,7 @@ API = (
     "tasks", "compare", "waste", "report", "advise", "files", "processes",
 )  # fmt: skip
 INTERNAL = {"cli"}  # packages that nobody imports
-EXAMPLES = ("examples/trl_sums.py", "examples/unsloth_reinforce.py")
+LINKED = ("examples/trl_sums.py", "examples/unsloth_reinforce.py", "src/rollalloc/core/__init__.py", "CITATION.cff")
 UNSEARCHED = ("CHANGELOG.md", "dev/LOG.md")
 
 
@@ -64,7 +64,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     theme = [each for each in files if each.src_dir != config.docs_dir]
     images = [str(image.relative_to(ROOT)) for folder in FOLDERS for image in folder.glob("*.png")]
     pages = [page for section in guides().values() for page in section]
-    paths = ["README.md", *pages, *images, *EXAMPLES, "CITATION.cff"]
+    paths = ["README.md", *pages, *images, *LINKED]
     ours = [File(path, str(ROOT), config.site_dir, config.use_directory_urls) for path in paths]
     api = [File.generated(config, f"api/{name}.md", content=f"::: rollalloc.{name}\n") for name in API]
     return Files([*theme, *ours, *api])
