@@ -154,7 +154,7 @@ def test_ctrl_c_after_the_last_answer_leaves_as_well(advise, monkeypatch):
         time.sleep(0.5)  # the answers are there by then
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("rollalloc.advise.sampling.write_text", interrupted)
+    monkeypatch.setattr("rollalloc.advise.sampled_profile.write_text", interrupted)
     code, _, said = advise(sample_prompts=2, sample_n=1)
     assert code == 128 + signal.SIGINT
     assert "continue from the answers in profile" in said

@@ -23,7 +23,7 @@ import pytest
 
 pytest.importorskip("openai", reason="needs pip install 'rollalloc[served]'")
 
-from rollalloc.advise.sampling import sample_profile
+from rollalloc.advise.sampled_profile import sample_profile
 from rollalloc.advise.served import sample_served
 from rollalloc.generate.openai_server import Endpoint
 

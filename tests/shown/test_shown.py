@@ -66,7 +66,7 @@ BEGINS = {
     "simulate": ["rollalloc_lab.simulate.simulation.simulate"],
     "advise": [
         "rollalloc.waste.readers.read_log",
-        "rollalloc.advise.sampling.sample_profile",
+        "rollalloc.advise.sampled_profile.sample_profile",
         "rollalloc.advise.served.sample_served",
     ],
     "data prepare": ["rollalloc.data.prepare._verl_rows"],

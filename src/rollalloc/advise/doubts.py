@@ -7,8 +7,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from rollalloc.advise.logged_rewards import RewardReading
 from rollalloc.advise.rates import RateMixture
-from rollalloc.advise.rewards import RewardReading
 from rollalloc.advise.shares import all_drawn
 from rollalloc.waste.finding import drifted, unusable
 from rollalloc.waste.groups import Groups, Log

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from rollalloc.advise.doubts import notes_of, too_few
 from rollalloc.advise.lengths import LengthProfile, lengths_of
+from rollalloc.advise.logged_rewards import RewardReading, read_rewards
 from rollalloc.advise.predictability import Predictability, predictability_of
 from rollalloc.advise.rates import Ints, RateMixture, fit_rates
-from rollalloc.advise.rewards import RewardReading, read_rewards
 from rollalloc.advise.shares import alike, pairs_differ
 from rollalloc.waste.finding import chosen
 from rollalloc.waste.groups import NO_STEP, Groups, Log

@@ -1,4 +1,4 @@
-"""Sample a profile from a model at a server, into the same kind of folder as `sampling.sample_profile`.
+"""Sample a profile from a model at a server, into the same kind of folder as `sampled_profile.sample_profile`.
 
 Each answer is written to `answers.jsonl` when it arrives, with a digest of its request: server, model, sampling, arguments
 of the template, and prompt. A later call uses these answers and requests only the missing ones. Answers that cannot be
@@ -21,7 +21,7 @@ from pathlib import Path
 from threading import Lock
 
 from rollalloc.advise.profile_folder import ProfileFolder
-from rollalloc.advise.sampling import (
+from rollalloc.advise.sampled_profile import (
     PROMPTS_DRAWN,
     ROLLOUTS_EACH,
     described_profile,

@@ -57,7 +57,7 @@ def advise(
     from rollalloc.advise.pasting import FRAMEWORKS, check_framework
     from rollalloc.advise.profile import profile_of
     from rollalloc.advise.profile_folder import prompts_beside, refuse_changed, settings_beside
-    from rollalloc.advise.recorded import with_all_rollouts
+    from rollalloc.advise.recorded_profile import with_all_rollouts
     from rollalloc.advise.verdict import present_of, verdict_of
     from rollalloc.waste.finding import chosen
 

@@ -92,7 +92,7 @@ class Asked(Reading, SamplingOptions):
 
     def _profile(self, seed: int) -> Path:
         """Sample a profile, or continue one, and return its folder."""
-        from rollalloc.advise.sampling import sample_profile
+        from rollalloc.advise.sampled_profile import sample_profile
         from rollalloc.cli.sources import run_of
         from rollalloc.tasks.presets import with_task_files
         from rollalloc.train.loading import one_thread

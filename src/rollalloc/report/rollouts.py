@@ -20,8 +20,8 @@ from rollalloc.data.jsonl import decoded
 from rollalloc.files.names import DECISIONS, ROLLOUTS
 from rollalloc.files.text import error_text
 from rollalloc.runs.discovery import natural
-from rollalloc.runs.files import lines_of, open_regular, why
 from rollalloc.runs.recorded import RecordedRun
+from rollalloc.runs.untrusted_files import lines_of, open_regular, why
 from rollalloc.waste.readers.shared import message_text, text
 
 COMPLETIONS = "completions"  # TRL's folder for `log_completions=True`

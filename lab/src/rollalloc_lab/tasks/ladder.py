@@ -83,11 +83,11 @@ class Question:
     @property
     def answer(self) -> str:
         """The right answer, which begins with a space, so that there is a space before every symbol."""
-        return _spaced(part.right for part in self.parts)
+        return _answer_text(part.right for part in self.parts)
 
 
-def _spaced(said: Iterable[str]) -> str:
-    return " " + " ".join(said)
+def _answer_text(symbols: Iterable[str]) -> str:
+    return " " + " ".join(symbols)
 
 
 Drawn = tuple[str, tuple[Part, ...]]  # the question, and the parts of its answer
@@ -213,12 +213,12 @@ class Mixture:
             each = self.drawn(rng)
             if each.prompt in heldout:
                 continue
-            said: list[str] = []
+            symbols: list[str] = []
             for part in each.parts:
                 rate, kind = self._shown(part)
-                said.append(part.right if rng.random() < rate else part.wrong[kind % len(part.wrong)])
+                symbols.append(part.right if rng.random() < rate else part.wrong[kind % len(part.wrong)])
             prompts.append(each.prompt)
-            answers.append(_spaced(said))
+            answers.append(_answer_text(symbols))
         return prompts, answers
 
     def _shown(self, part: Part) -> tuple[float, int]:

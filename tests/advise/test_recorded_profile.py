@@ -10,7 +10,7 @@ import pytest
 from recorded_run import Run
 from rollalloc import recipes
 from rollalloc.advise.profile import profile_of
-from rollalloc.advise.recorded import with_all_rollouts
+from rollalloc.advise.recorded_profile import with_all_rollouts
 from rollalloc.advise.verdict import Choice, present_of
 from rollalloc.train.run_json import write_config
 from rollalloc.waste.readers import read_log

@@ -18,7 +18,7 @@ import pytest
 from stand_in_server import logged
 
 from rollalloc.advise.profile_folder import refuse_changed
-from rollalloc.advise.sampling import sample_profile
+from rollalloc.advise.sampled_profile import sample_profile
 from rollalloc.core.errors import NoScores
 from rollalloc.data.feature_file import read_features
 from rollalloc.files.stamps import GrowingStamp
