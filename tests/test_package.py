@@ -51,6 +51,14 @@ def test_links_between_pages_lead_somewhere(name):
         assert not anchor or anchor in anchors(found), f"{name} links to {target}"
 
 
+@pytest.mark.parametrize("name", PAGES)
+def test_a_list_after_a_paragraph_begins_after_an_empty_line(name):
+    """GitHub shows such a list without one, the site shows a paragraph."""
+    text = re.sub(r"```.*?```", "", (ROOT / name).read_text("utf-8"), flags=re.DOTALL)
+    paragraphs = [block for block in text.split("\n\n") if re.match(r"[\w*\[`]", block)]
+    assert [block for block in paragraphs if re.search(r"^- ", block, re.MULTILINE)] == []
+
+
 @pytest.mark.parametrize("name", [page for page in PAGES if page.startswith("docs/")])
 def test_the_readme_leads_to_every_guide(name):
     assert f"({name})" in (ROOT / "README.md").read_text("utf-8")

@@ -24,6 +24,13 @@ API = (
     "tasks", "compare", "waste", "report", "advise", "files", "processes",
 )  # fmt: skip
 INTERNAL = {"cli"}  # packages that nobody imports
+# On a telephone, a cell of the theme's tables has more margin than words.
+NARROW = """@media screen and (max-width: 44.9375em) {
+  .md-typeset table:not([class]) :is(th, td) { padding: .4em .55em; min-width: 0; }
+  .md-typeset table:not([class]) code { word-break: normal; overflow-wrap: anywhere; }
+  .md-typeset table:not([class]) { font-size: .62rem; }
+}
+"""
 LINKED = ("examples/trl_sums.py", "examples/unsloth_reinforce.py", "src/rollalloc/core/__init__.py", "CITATION.cff")
 UNSEARCHED = ("CHANGELOG.md", "dev/LOG.md")
 
@@ -42,6 +49,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
         *({section: pages} for section, pages in sections.items()),
         {"API": [{f"rollalloc.{name}": f"api/{name}.md"} for name in API]},
     ]
+    config.extra_css = ["narrow.css"]
     return config
 
 
@@ -67,4 +75,4 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     paths = ["README.md", *pages, *images, *LINKED]
     ours = [File(path, str(ROOT), config.site_dir, config.use_directory_urls) for path in paths]
     api = [File.generated(config, f"api/{name}.md", content=f"::: rollalloc.{name}\n") for name in API]
-    return Files([*theme, *ours, *api])
+    return Files([*theme, *ours, *api, File.generated(config, "narrow.css", content=NARROW)])
