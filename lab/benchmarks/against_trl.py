@@ -992,7 +992,9 @@ def _interval(one: Interval, form: str) -> str:
     return f"{one.point:{form}} [{one.low:{form}}–{one.high:{form}}]"
 
 
-FIGURE = {"line": "C0", "line-64": "C4", "line-only": "C2", "stock": "C1", "foresight": "C3"}
+FIGURE = {  # Okabe and Ito's hues, which colour-blind readers can tell apart
+    "line": "#0072b2", "line-64": "#cc79a7", "line-only": "#009e73", "stock": "#d55e00", "foresight": "#e69f00",
+}  # fmt: skip
 
 
 def draw(found: Mapping[str, Mapping[str, Any]], to: Path) -> None:
@@ -1004,14 +1006,14 @@ def draw(found: Mapping[str, Mapping[str, Any]], to: Path) -> None:
 
     several = (size for size, one in found.items() if any(len(arm["seeds"]) > 1 for arm in one["arms"]))
     found = {size: found[size] for size in several if not SIZES[size].vllm}
-    figure, axes = pyplot.subplots(1, len(found), figsize=(5.2 * len(found), 3.6), squeeze=False, sharey=True)
-    for axis, (size, one) in zip(axes[0], found.items(), strict=True):
+    figure, axes = pyplot.subplots(len(found), 1, figsize=(6.4, 3.3 * len(found)), squeeze=False, sharey=True)
+    for axis, (size, one) in zip(axes[:, 0], found.items(), strict=True):
         tuning = one["tuning"]
         for label, name in (
-            ("foresight(groups=32), our own settings", "foresight"),
-            ("reinforce(groups=32), our own settings", "line"),
-            ("reinforce(groups=64), our own settings", "line-64"),
-            ("reinforce(groups=32), settings unchanged", "line-only"),
+            ("foresight, 32 prompts a step, weights averaged, β₂ 0.95", "foresight"),
+            ("REINFORCE, 32 prompts a step, weights averaged, β₂ 0.95", "line"),
+            ("REINFORCE, 64 prompts a step, weights averaged, β₂ 0.95", "line-64"),
+            ("REINFORCE, 32 prompts a step, nothing else changed", "line-only"),
             (f"TRL's GRPOTrainer, groups of {one['best_stock'].removeprefix('stock-')}", one["best_stock"]),
         ):
             arm = next((arm for arm in one["arms"] if arm["arm"] == name and len(arm["seeds"]) > 1), None)
@@ -1021,14 +1023,15 @@ def draw(found: Mapping[str, Mapping[str, Any]], to: Path) -> None:
             axis.plot(curve["rollouts"], curve["mean"], color=colour, label=label)
             axis.fill_between(curve["rollouts"], curve["low"], curve["high"], color=colour, alpha=0.2, linewidth=0)
         axis.axhline(SIZES[size].target, color="grey", linestyle=":", linewidth=1)
+        axis.text(0, SIZES[size].target, "target", ha="left", va="bottom", fontsize=8, color="grey")
         seeds = max(len(arm["seeds"]) for arm in one["arms"])
         rates = " or ".join(str(count) for count in sorted({len(rates) for rates in tuning.values()}))
-        axis.set_title(f"{SIZES[size].about}\n{seeds} seeds, best of {rates} learning rates", fontsize=10)
+        axis.set_title(f"{SIZES[size].about}: {seeds} seeds, best of {rates} learning rates", fontsize=10, loc="left")
         axis.set_xlabel("rollouts generated")
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(alpha=0.2)
-    axes[0][0].set_ylabel("held-out accuracy")
-    axes[0][-1].legend(frameon=False, fontsize=8, loc="lower right")
+        axis.set_ylabel("held-out accuracy")
+        axis.legend(frameon=False, fontsize=7, loc="lower right")
     figure.tight_layout()
     figure.savefig(to, dpi=150)
 

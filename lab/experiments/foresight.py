@@ -79,20 +79,22 @@ def with_answers(run: Config, policy: Policy, *files: str) -> tuple[EncodedPromp
 
 def draw(seen: list[tuple[int, Any, Any, Any]], to: Path) -> None:
     """A panel a mark: predicted to the right, true upwards, larger where a draw is likelier."""
-    made, panels = plt.subplots(1, len(seen), figsize=(3.1 * len(seen), 3.4), sharey=True, layout="constrained")
-    for axes, (paid, believed_K, true_K, chosen_K) in zip(panels, seen, strict=True):
+    made, panels = plt.subplots(
+        2, -(-len(seen) // 2), figsize=(6.4, 6.4), sharex=True, sharey=True, layout="constrained"
+    )
+    for axes, (paid, believed_K, true_K, chosen_K) in zip(panels.flat, seen, strict=False):
         axes.plot([0, 1], [0, 1], color="0.6", linewidth=1)
         axes.scatter(believed_K, true_K, s=3 + 9 * np.minimum(chosen_K, 8), alpha=0.35, linewidths=0, color="#2a6fb0")
         hits_K = (np.random.default_rng(0).random(true_K.size) < true_K).astype(float)
         area, best = (quality.auc(p_K, hits_K, np.ones_like(hits_K)) for p_K in (believed_K, true_K))
         off = float(np.abs(believed_K - true_K).mean())
-        axes.set_title(f"{paid:,} rollouts\nAUC {area:.2f} of {best:.2f}, off by {off:.2f}", fontsize=9)
-        axes.set_xlabel("predicted success rate")
+        axes.set_title(f"after {paid:,} rollouts: off by {off:.2f} on average", fontsize=10)
         over_K = believed_K - true_K
         mean, drawn = over_K.mean(), np.average(over_K, weights=chosen_K)
         print(f"{paid} rollouts: AUC {area:.3f}, of the true rates {best:.3f}; mean |p̂ - p| {off:.3f};", end=" ")
         print(f"p̂ - p {mean:+.3f} on average, {drawn:+.3f} where a draw falls")
-    panels[0].set_ylabel("true success rate")
+    made.supxlabel("predicted success rate", fontsize=10)
+    made.supylabel("true success rate", fontsize=10)
     made.savefig(to, dpi=140)
 
 

@@ -80,7 +80,9 @@ def main(to: Path) -> None:
             tokens_R, score_R, weight_R, steps, paid = trained(recipe, right, 0)
             mean, share = np.average(tokens_R, weights=weight_R), np.average(score_R, weights=weight_R)
             print(f"| {name} | {task} | {mean:.1f} | {share:.3f} | {steps / BATCHES:.0f} | {paid / BATCHES:,.0f} |")
-            panels[1].barh(3 * at + list(TAILS).index(name) * 0.6, share, 0.5, color=color)
+            place = 3 * at + list(TAILS).index(name) * 0.6
+            panels[1].barh(place, share, 0.5, color=color)
+            panels[1].text(share + 0.01, place, label, va="center", fontsize=7)
             if at == 0:
                 order = np.argsort(tokens_R)
                 shares = weight_R[order].cumsum() / weight_R.sum()
