@@ -134,6 +134,7 @@ class Run:
 
     def idle(self) -> bool:
         """Whether no rollout is running, all decided rollouts have been ordered, and the driver owes no event."""
+        # Without `stopped`, a run could end before the last stopped rollout has, and nobody would account for it (law 2).
         return not (self.flight.owner or self.flight.stopped or self.budgets.owed or self.batch)
 
     def fresh(self, groups: Iterable[Group], updates: int) -> list[Group]:
