@@ -26,8 +26,8 @@ from rollalloc.generate import sampler
 from rollalloc.generate.sampler import Request, draw, draw_keys, generate, stream, uniforms
 from rollalloc.generate.sampling import Sampling
 from rollalloc.models import likelihood
-from rollalloc.models.caching import why_not
 from rollalloc.models.likelihood import completion_logprobs
+from rollalloc.models.policy import why_cache_is_unfit
 
 PAD, EOS, OTHER_EOS, VOCABULARY = 0, 1, 2, 24
 REQUESTS = [
@@ -180,14 +180,14 @@ STATEFUL = {
 
 @pytest.mark.parametrize(("config", "says"), STATEFUL.values(), ids=STATEFUL)
 def test_a_model_whose_cache_cannot_follow_rows_is_known_before_it_samples(config, says):
-    assert re.search(says, why_not(AutoModelForCausalLM.from_config(config)) or "")
+    assert re.search(says, why_cache_is_unfit(AutoModelForCausalLM.from_config(config)) or "")
 
 
 def test_a_model_with_tokens_of_its_own_before_the_prompt_is_known(model):
     peft = pytest.importorskip("peft")
     virtual = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
     prompted = peft.get_peft_model(deepcopy(model), virtual)
-    assert "other tokens than the model was given" in (why_not(prompted) or "")
+    assert "other tokens than the model was given" in (why_cache_is_unfit(prompted) or "")
 
 
 # A rollout's company does not matter

@@ -14,14 +14,12 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from arithmetic import assert_same_gradients, gradients_of, tokens_by_key
 from rollalloc import recipes
-from rollalloc.generate import sync_engine
+from rollalloc.generate import engine
 from rollalloc.generate.outcomes import tell
 from rollalloc.generate.sampling import Sampling
-from rollalloc.models.adapter import Adapter, digest_of, plain_weights
-from rollalloc.models.behaviour import Behaviour
 from rollalloc.models.likelihood import cache_argument, completion_logprobs
 from rollalloc.models.lora import Lora
-from rollalloc.models.policy import Policy
+from rollalloc.models.policy import Adapter, Behaviour, Policy, digest_of, plain_weights
 from rollalloc.models.recomputing import recomputing
 from rollalloc.tasks.tiny import PAD_ID
 from rollalloc.train import evaluation
@@ -259,7 +257,7 @@ def test_rollouts_and_evaluations_are_sampled_by_the_copy(run_of, monkeypatch, d
         used.append((of.__name__, model.dtype))
         return of(model, *rest, **more)
 
-    for module, name in ((sync_engine, "stream"), (evaluation, "generate")):
+    for module, name in ((engine, "stream"), (evaluation, "generate")):
         monkeypatch.setattr(module, name, partial(noted, getattr(module, name)))
     trainer = run_of(None, max_batches=2, sampling_dtype=dtype)
     trainer.run()

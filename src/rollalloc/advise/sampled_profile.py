@@ -23,11 +23,10 @@ from rollalloc.data.feature_file import save_features
 from rollalloc.data.prompts import EncodedPrompts, PromptSet, load_prompts
 from rollalloc.files.atomic import write_text
 from rollalloc.files.names import FEATURES, PROMPTS, REWARDS, ROLLOUTS
+from rollalloc.generate.engine import SyncEngine
 from rollalloc.generate.outcomes import Outcomes
-from rollalloc.generate.sync_engine import SyncEngine
-from rollalloc.models.behaviour import Behaviour
 from rollalloc.models.featurizer import features_of
-from rollalloc.models.policy import Policy, usable_device
+from rollalloc.models.policy import Behaviour, Policy, usable_device
 from rollalloc.rewards.function import Outcome, Scored
 from rollalloc.rewards.scorers import Scorer
 from rollalloc.tasks.files import Shown, unseen

@@ -1,25 +1,142 @@
-"""The policy: a Hugging Face causal language model and its tokenizer, from the hub or from a local folder."""
+"""The policy: a Hugging Face causal language model and its tokenizer, from the hub or from a local folder.
+
+`Adapter` is what LoRA adds to it through PEFT. `Behaviour` is the policy that samples: the policy itself, or a copy in half
+precision or with merged adapters.
+"""
 
 from __future__ import annotations
 
+import importlib
+import json
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from errno import ENOENT
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from rollalloc.data.encoding import completion_text, known_tokens
 from rollalloc.data.hub import why_unreachable
-from rollalloc.models.adapter import Adapter, plain_weights
+from rollalloc.files.text import error_text
 from rollalloc.models.attention import attention_by_products
-from rollalloc.models.caching import why_not
-from rollalloc.models.dtypes import Precision
+from rollalloc.models.dtypes import Precision, SamplingDtype
+from rollalloc.models.likelihood import cache_argument, evaluating
 from rollalloc.models.lora import Lora
+
+_NAME = "default"  # PEFT's default name of an adapter; with another name, PEFT would write into a subfolder
+_BASE, _ADAPTER = ".base_layer.", ".lora_"  # parts of the names of an adapted layer's tensors
+_NAMED = 12  # maximum number of layers that an error lists
+BASE_FILE = "base.json"
+
+
+class Adapter:
+    """LoRA adapters of a model, whose other weights are frozen. The model is changed in place and keeps its class.
+
+    Args:
+        model: a model in eval mode.
+        lora: the settings of the adapters.
+        seed: seed of the adapters' initial values.
+
+    Attributes:
+        base: SHA-256 of the model's own parameters, which never change.
+
+    Raises:
+        ImportError: PEFT is not installed.
+        ValueError: a target is not a linear layer; a target is the head of a model with tied embeddings; or the rank
+            exceeds the smaller side of a layer.
+    """
+
+    def __init__(self, model: PreTrainedModel, lora: Lora, *, seed: int) -> None:
+        peft = peft_module()
+        targets = _targets(model, lora)
+        self.base = digest_of(model)
+        shape = {"r": lora.rank, "lora_alpha": lora.scale, "target_modules": targets}
+        config = peft.LoraConfig(**shape, lora_dropout=0.0, task_type="CAUSAL_LM")
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():  # PEFT draws initial values on the CPU
+            warnings.simplefilter("ignore", FutureWarning)  # PEFT uses a deprecated name in transformers
+            torch.manual_seed(seed)
+            self._peft = peft.get_peft_model(model, config, adapter_name=_NAME)
+        self._peft.eval()
+
+    def save(self, folder: Path, name: str) -> None:
+        """Write the adapters in PEFT's format, with the digest and the name or folder (`name`) of the base model."""
+        config = self._peft.peft_config[_NAME]
+        config.base_model_name_or_path = str(Path(name).resolve()) if name and Path(name).is_dir() else name
+        self._peft.save_pretrained(str(folder))
+        base = {"model": config.base_model_name_or_path, "sha256": self.base}
+        (folder / BASE_FILE).write_text(json.dumps(base, indent=1) + "\n", encoding="utf-8")
+
+    def plain_copy(self) -> PreTrainedModel:
+        """A copy of the model in which the adapters are merged into the weights."""
+        return deepcopy(self._peft).merge_and_unload().eval()
+
+
+def plain_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """The names and weights of a model. Adapters are merged into the weights: W + alpha / rank · B A."""
+    layers: dict[str, Any] = {name: layer for name, layer in model.named_modules() if hasattr(layer, "lora_A")}
+    for name, tensor in model.state_dict().items():
+        owner, of_base, _ = name.partition(_BASE)
+        if name.partition(_ADAPTER)[0] in layers:
+            continue
+        if of_base and name == f"{owner}{_BASE}weight":
+            tensor = tensor + layers[owner].get_delta_weight(_NAME).detach()
+        yield name.replace(_BASE, "."), tensor
+
+
+def digest_of(model: nn.Module) -> str:
+    """SHA-256 of a model's parameters, in their order."""
+    digest = sha256()
+    for parameter in model.parameters():
+        digest.update(parameter.detach().cpu().contiguous().numpy().data)
+    return digest.hexdigest()
+
+
+def _targets(model: PreTrainedModel, lora: Lora) -> list[str]:
+    """The names of the layers that get adapters, in the form that PEFT expects."""
+    layers: dict[str, nn.Module] = {
+        name: layer for name, layer in model.named_modules() if isinstance(layer, (nn.Linear, Conv1D))
+    }
+    head = model.get_output_embeddings()
+    rest = {name: layer for name, layer in layers.items() if layer is not head}
+    known = sorted({name.rpartition(".")[2] for name in rest})
+    if not known:
+        raise ValueError(f"{type(model).__name__} has no linear layers for LoRA; train without --lora")
+    chosen: dict[str, nn.Module] = {}
+    for target in lora.targets or known:
+        matching = {name: layer for name, layer in layers.items() if name == target or name.endswith(f".{target}")}
+        if not matching:
+            shown = ", ".join(known[:_NAMED]) + (", ..." if len(known) > _NAMED else "")
+            raise ValueError(f"LoRA: the model has no linear layer {target!r}; it has {shown}")
+        if any(layer is head for layer in matching.values()) and model.config.get_text_config().tie_word_embeddings:
+            raise ValueError(
+                f"LoRA: {target} is the head, and its weights are tied to the embeddings; leave the head "
+                "out of the targets, or untie its weights"
+            )
+        chosen |= {name: layer for name, layer in matching.items() if lora.targets or layer is not head}
+    sides = {name: min(cast("Tensor", layer.weight).shape) for name, layer in chosen.items()}
+    least = min(sides, key=sides.__getitem__)
+    if lora.rank > sides[least]:
+        problem = f"rank {lora.rank} is larger than {sides[least]}, the smaller side of {least}"
+        raise ValueError(f"LoRA: {problem}; give a smaller rank, or other targets")
+    return sorted(set(lora.targets)) or known
+
+
+def peft_module() -> Any:
+    """The module `peft`. If it is missing, raise an ImportError that names the package to install."""
+    try:
+        return importlib.import_module("peft")
+    except ImportError as error:
+        raise ImportError(f"LoRA needs PEFT ({error}); pip install 'rollalloc[lora]'") from None
+
 
 ADAPTER = "adapter"  # subfolder for the adapters of a model that was trained with LoRA
 _ADAPTER_CONFIG = "adapter_config.json"
@@ -71,7 +188,7 @@ class Policy:
             raise ValueError(_is_adapter(name))
         tokenizer = AutoTokenizer.from_pretrained(str(name))
         model = cast("PreTrainedModel", cast("torch.nn.Module", model).to(device).eval())
-        if obstacle := why_not(model):
+        if obstacle := why_cache_is_unfit(model):
             problem = f"{name} is {type(model).__name__}, and rollalloc's sampler cannot generate with {obstacle}"
             raise ValueError(
                 f"{problem}; use a model with attention only, or train it through TRL (rollalloc.drivers.trl)"
@@ -242,3 +359,84 @@ def _eos_ids(model: PreTrainedModel, tokenizer: Any) -> tuple[int, ...]:
     named = None if generation is None else generation.eos_token_id
     ids = list(named) if isinstance(named, (list, tuple)) else [named]
     return tuple(dict.fromkeys(token for token in (tokenizer.eos_token_id, *ids) if token is not None))
+
+
+class Behaviour:
+    """The policy that samples, for rollouts and evaluations.
+
+    In float32 this is the trained policy itself. In half precision it is a rounded copy with merged adapters. Each call of
+    `policy` copies the current trained weights into it. `rollalloc.train.update` corrects for the rounding.
+
+    Args:
+        policy: the trained policy.
+        dtype: number format of the weights and of the key-value cache during sampling.
+        plain: if the policy has adapters, use a copy even in float32, because a generator in another process needs plain
+            weights.
+
+    Attributes:
+        trained: the trained policy.
+    """
+
+    def __init__(self, policy: Policy, dtype: SamplingDtype, *, plain: bool = False) -> None:
+        self.trained = policy
+        self._copy: Policy | None = None
+        if dtype == "float32" and (policy.adapter is None or not plain):
+            return
+        model = deepcopy(policy.model) if policy.adapter is None else policy.adapter.plain_copy()
+        for parameter in model.parameters():  # buffers are not converted: rotary frequencies need full precision
+            parameter.data = parameter.data.to(getattr(torch, dtype))
+        model.requires_grad_(plain)  # `weights_of` returns the parameters that require gradients
+        self._copy = replace(policy, model=model, adapter=None)
+
+    def policy(self) -> Policy:
+        """The sampling policy, with the current weights."""
+        if self._copy is None:
+            return self.trained
+        own_weights = self._copy.model.state_dict()
+        with torch.no_grad():
+            for name, tensor in plain_weights(self.trained.model):
+                own_weights[name].copy_(tensor)
+        return self._copy
+
+
+def why_cache_is_unfit(model: PreTrainedModel) -> str | None:
+    """The reason why the sampler cannot generate with a model; None if it can.
+
+    The check lets the model fill a cache with two rows of two tokens, and selects three rows. Then every state in the
+    cache must have three rows. Keys and values pass this check. The state of linear attention does not, nor does a state
+    outside of the cache.
+    """
+    rows_B = torch.tensor([1, 0, 1], device=model.device)
+    ids_BS = torch.zeros((2, 2), dtype=torch.int64, device=model.device)
+    try:
+        cache = DynamicCache(config=model.config)
+        (name,) = given = cache_argument(model, cache)
+        with evaluating(model):
+            output = model(
+                input_ids=ids_BS,
+                position_ids=torch.arange(2, device=model.device).expand(2, 2),
+                **given,
+                use_cache=True,
+                logits_to_keep=1,
+            )
+    except (AttributeError, TypeError, ValueError) as error:
+        return f"a model that takes no cache ({error_text(error)})"
+    if getattr(output, name, None) is not cache:
+        return "a model that keeps its state outside the cache it is given"
+    layers: list[Any] = cache.layers
+    for layer in layers:
+        select = getattr(layer, "batch_select_indices", lambda rows_B: None)
+        select(rows_B)
+        if any(len(state) != len(rows_B) for state in _states(layer)):
+            return f"a cache whose rows cannot be selected and repeated ({type(layer).__name__})"
+    if max((layer.get_seq_length() for layer in layers if hasattr(layer, "get_seq_length")), default=0) != 2:
+        return "a cache that holds other tokens than the model was given"
+    return None
+
+
+def _states(layer: object) -> Iterator[Tensor]:
+    """All tensors with at least one axis in a layer of a cache, directly or in dictionaries."""
+    for value in vars(layer).values():
+        for held in value.values() if isinstance(value, dict) else [value]:
+            if isinstance(held, Tensor) and held.ndim:
+                yield held

@@ -11,10 +11,8 @@ from threading import Lock
 from time import monotonic
 from typing import Any, Protocol, Self
 
-from rollalloc.rewards._crew import Crew, Job
-from rollalloc.rewards._handle import Limits
+from rollalloc.rewards._crew import Crew, Job, Limits, Tally
 from rollalloc.rewards.function import Outcome, RewardFunction, Sample, load_reward, score_sample
-from rollalloc.rewards.tally import Tally
 
 
 class Scorer(Protocol):

@@ -23,9 +23,8 @@ from rollalloc.data.feature_file import holds_features, read_features
 from rollalloc.data.overlap import MOST_SHARED, normalised, repeated, same_text
 from rollalloc.data.prompts import EncodedPrompts, PromptSet, encode_prompts, load_prompts, refuse_longer
 from rollalloc.files.names import FEATURES
-from rollalloc.models.adapter import peft_module
 from rollalloc.models.featurizer import features_of, weights_digest
-from rollalloc.models.policy import Policy, context_of, usable_device
+from rollalloc.models.policy import Policy, context_of, peft_module, usable_device
 from rollalloc.rewards.function import RewardFunction, load_reward
 from rollalloc.rewards.overlong import OverlongScorer
 from rollalloc.rewards.scorers import InlineScorer, Scorer, WorkerScorer

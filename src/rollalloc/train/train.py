@@ -29,15 +29,13 @@ from rollalloc.files.atomic import append_text, write_text
 from rollalloc.files.names import ALLOCATOR, DECISIONS, DESCRIPTION, METRICS, REWARDS, ROLLOUTS
 from rollalloc.files.origin import origin
 from rollalloc.files.text import told
-from rollalloc.generate.engine import LocalEngine
+from rollalloc.generate.engine import LocalEngine, SyncEngine
 from rollalloc.generate.outcomes import RolloutResult, mostly_unscored, no_scores, tell
 from rollalloc.generate.stream.async_engine import AsyncEngine
 from rollalloc.generate.stream.backend import BackendDied
 from rollalloc.generate.stream.begin import begin, refuse_unfit_model
-from rollalloc.generate.sync_engine import SyncEngine
-from rollalloc.models.behaviour import Behaviour
 from rollalloc.models.finite import Diverged, in_batch
-from rollalloc.models.policy import Policy
+from rollalloc.models.policy import Behaviour, Policy
 from rollalloc.processes.stopping import Stopped, StopRequest
 from rollalloc.rewards.scorers import Scorer
 from rollalloc.runs.learning_signal import notice

@@ -15,9 +15,9 @@ from rollalloc.generate.stream.begin import begin
 from rollalloc.generate.stream.blueprint import Blueprint
 from rollalloc.generate.stream.process import ProcessBackend
 from rollalloc.generate.stream.watchdog import Silence
-from rollalloc.models.behaviour import Behaviour
 from rollalloc.models.featurizer import features_of
 from rollalloc.models.lora import Lora
+from rollalloc.models.policy import Behaviour
 from rollalloc.models.weights import weights_of
 
 SIZES = {"vocab_size": 17, "num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 16, "intermediate_size": 16}

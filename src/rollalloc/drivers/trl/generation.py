@@ -23,8 +23,8 @@ from rollalloc.drivers.trl.turns import Turns
 from rollalloc.generate import sampler
 from rollalloc.generate.sampler import Generation, Request
 from rollalloc.generate.sampling import Sampling
-from rollalloc.models.caching import why_not
 from rollalloc.models.likelihood import completion_logprobs, in_eval_mode
+from rollalloc.models.policy import why_cache_is_unfit
 
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -282,7 +282,7 @@ def _continuous(trainer: Any) -> bool:
 
 def _obstacle_in_model(trainer: Any) -> str | None:
     """Say and log why rollalloc's sampler does not support the model; None if it does."""
-    obstacle = why_not(trainer.accelerator.unwrap_model(trainer.model))
+    obstacle = why_cache_is_unfit(trainer.accelerator.unwrap_model(trainer.model))
     if obstacle:
         log.warning("TRL generates, because rollalloc's sampler does not support %s", obstacle)
     return obstacle

@@ -12,8 +12,8 @@ from rollalloc.generate.stream.backend import Backend, Decoding
 from rollalloc.generate.stream.blueprint import Blueprint
 from rollalloc.generate.stream.local import LocalBackend, refuse_unstreamable
 from rollalloc.generate.stream.process import ProcessBackend
-from rollalloc.models.behaviour import Behaviour
 from rollalloc.models.likelihood import Tokens
+from rollalloc.models.policy import Behaviour
 
 
 def begin(

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from rollalloc.generate.room import ROOM, RoomyLayer
+from rollalloc.generate.sampler import ROOM, RoomyLayer
 from rollalloc.models.likelihood import sent
 
 
