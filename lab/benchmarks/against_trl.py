@@ -129,6 +129,7 @@ from rollalloc.compare.summary import Interval, interval
 from rollalloc.data.prompts import load_prompts
 from rollalloc.drivers.trl import AllocatedGRPOTrainer
 from rollalloc.files.atomic import write_text
+from rollalloc.models.averaging import kept_share
 from rollalloc.models.likelihood import exact_answers
 from rollalloc.models.policy import Policy
 from rollalloc.runs.cost import Cost, Curve, cost_to_target
@@ -136,7 +137,6 @@ from rollalloc.tasks.files import TaskFiles
 from rollalloc.tasks.presets import task_files
 from rollalloc.tasks.skills import Skills, SkillsConfig
 from rollalloc.tasks.tiny import Shape, WarmUp, save_warm_model, word_tokenizer
-from rollalloc.train.averaging import kept_share
 from rollalloc.train.loading import one_thread
 from rollalloc_lab.tasks import ladder
 from rollalloc_lab.tasks.rungs import RUNGS

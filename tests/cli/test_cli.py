@@ -15,13 +15,12 @@ from rollalloc.compare.summary import LAST, Interval, RecipeSummary, Summary
 from rollalloc.data.prompts import write_prompts
 from rollalloc.generate.sampling import Sampling
 from rollalloc.models.lora import Lora
+from rollalloc.models.objective import Clip, Loss
 from rollalloc.models.policy import Policy
 from rollalloc.runs.reader import read_metrics
 from rollalloc.tasks import presets
-from rollalloc.train.config import Config
-from rollalloc.train.objective import Clip, Loss
+from rollalloc.train.config import Config, Schedule
 from rollalloc.train.run_json import read_config
-from rollalloc.train.schedule import Schedule
 
 OWN = ("--model", "model", "--prompts", "prompts.parquet", "--reward", "my_reward.py:score")
 SHORT = ("--max-new-tokens", 4, "--max-rollouts", 32, "--device", "cpu")

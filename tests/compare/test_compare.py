@@ -13,12 +13,12 @@ import pytest
 
 from rollalloc.compare.compare import check_places, compare, is_finished, result_of, standing
 from rollalloc.files.claims import InUse, Lock, claim_files
+from rollalloc.models.checkpoint import newest
 from rollalloc.processes.stopping import Stopped
 from rollalloc.runs.reader import newest_line, read_metrics
 from rollalloc.runs.recorded import share_done
 from rollalloc.tasks import presets
-from rollalloc.train.checkpoint import newest
-from rollalloc.train.folder import RunFolder
+from rollalloc.train.store import RunFolder
 from rollalloc.train.train import train
 from tiny_policy import killed_after, untimed
 

@@ -7,10 +7,10 @@ import pytest
 
 from rollalloc.files.claims import Claims, Lock
 from rollalloc.files.opening import opened, read_text
+from rollalloc.models.checkpoint import CorruptCheckpoint, load_newest
 from rollalloc.runs.reader import newest_line, read_metrics
 from rollalloc.tasks.files import make_once
 from rollalloc.tasks.sort import SortConfig
-from rollalloc.train.checkpoint import CorruptCheckpoint, load_newest
 from rollalloc.train.run_json import read_config
 
 

@@ -19,12 +19,12 @@ from rollalloc.generate.outcomes import tell
 from rollalloc.generate.sampling import Sampling
 from rollalloc.models.likelihood import cache_argument, completion_logprobs
 from rollalloc.models.lora import Lora
+from rollalloc.models.objective import Loss
 from rollalloc.models.policy import Adapter, Behaviour, Policy, digest_of, plain_weights
 from rollalloc.models.recomputing import recomputing
 from rollalloc.tasks.tiny import PAD_ID
 from rollalloc.train import evaluation
 from rollalloc.train.evaluation import HeldOut
-from rollalloc.train.objective import Loss
 from tiny_policy import resumed_is_unbroken
 
 IDS = torch.tensor([[3, 4, 5, 6, 2], [7, 8, 2, 9, 10]])

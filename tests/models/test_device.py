@@ -19,10 +19,10 @@ from rollalloc.generate.stream.local import LocalBackend
 from rollalloc.models.featurizer import features_of
 from rollalloc.models.likelihood import exact_answers
 from rollalloc.models.lora import Lora
+from rollalloc.models.objective import Loss
 from rollalloc.models.policy import Policy
 from rollalloc.train.config import Config
 from rollalloc.train.evaluation import HeldOut
-from rollalloc.train.objective import Loss
 from rollalloc.train.update import Updater
 from tiny_policy import lines_of
 

@@ -11,8 +11,8 @@ from rollalloc import recipes
 from rollalloc.core.allocator import Allocator
 from rollalloc.core.events import Batch, Done, Row
 from rollalloc.generate.sampling import Streaming
+from rollalloc.models.objective import Loss
 from rollalloc.runs.metrics import METRICS, of_batch, paths, scalars, undeclared
-from rollalloc.train.objective import Loss
 from rollalloc.train.train import train
 from small_run import run_of, task
 from tiny_policy import one_thread

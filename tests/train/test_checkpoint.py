@@ -16,12 +16,12 @@ import pytest
 import torch
 
 from rollalloc import recipes
+from rollalloc.models import checkpoint
+from rollalloc.models.objective import Clip, Loss
 from rollalloc.processes.stopping import ASKING, Stopped
 from rollalloc.tasks.tiny import EOS_ID
-from rollalloc.train import checkpoint
+from rollalloc.train.config import Schedule
 from rollalloc.train.evaluation import HeldOut
-from rollalloc.train.objective import Clip, Loss
-from rollalloc.train.schedule import Schedule
 from tiny_policy import RECIPES, checkpoints, killed_after, make_prompts, resumed_is_unbroken, untimed, weights
 
 FILES = (
@@ -434,7 +434,7 @@ from pathlib import Path
 sys.path.insert(0, {here!r})
 from tiny_policy import *
 from rollalloc import recipes
-from rollalloc.train import checkpoint
+from rollalloc.models import checkpoint
 from rollalloc.train.evaluation import HeldOut
 torch.set_num_threads(1)
 

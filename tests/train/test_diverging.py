@@ -9,8 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rollalloc.files.stamps import stamp_of
+from rollalloc.models import checkpoint
 from rollalloc.models.finite import Diverged
-from rollalloc.train import checkpoint, update
+from rollalloc.train import update
 from tiny_policy import RECIPES, checkpoints, lines_of, untimed, weights
 
 

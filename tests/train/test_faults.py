@@ -17,9 +17,9 @@ import torch
 
 from rollalloc import recipes
 from rollalloc.core.errors import NoScores
+from rollalloc.models import checkpoint
 from rollalloc.processes.stopping import Stopped
 from rollalloc.rewards.scorers import InlineScorer, WorkerScorer
-from rollalloc.train import checkpoint
 from rollalloc.train.evaluation import HeldOut
 from tiny_policy import RECIPES, checkpoints, names_an_image, untimed, weights
 

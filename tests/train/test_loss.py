@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
+from rollalloc.models.objective import Clip, Loss
 from rollalloc.train.loss import shares, token_losses
-from rollalloc.train.objective import Clip, Loss
 
 CLIP = Clip(low=0.2, high=0.28, stale=2.0)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rollalloc.train import checkpoint
+from rollalloc.models import checkpoint
 
 
 def save(folder):

@@ -9,9 +9,8 @@ import pytest
 
 from rollalloc.generate.sampling import Sampling
 from rollalloc.models.lora import Lora
-from rollalloc.train.config import Config
-from rollalloc.train.objective import Clip, Loss
-from rollalloc.train.schedule import Schedule
+from rollalloc.models.objective import Clip, Loss
+from rollalloc.train.config import Config, Schedule
 
 config = partial(Config, sampling=Sampling(3))
 lora = partial(Lora, rank=4)

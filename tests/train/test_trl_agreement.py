@@ -11,9 +11,9 @@ from rollalloc.core.events import Batch, Row
 from rollalloc.generate.sampler import Generation
 from rollalloc.generate.sampling import Sampling
 from rollalloc.models.likelihood import padded
+from rollalloc.models.objective import Clip, Loss
 from rollalloc.tasks.tiny import PAD_ID
 from rollalloc.train.config import Config
-from rollalloc.train.objective import Clip, Loss
 from rollalloc.train.update import Updater
 
 trl = pytest.importorskip("trl")

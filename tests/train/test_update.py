@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from rollalloc.core.events import Batch, Row
 from rollalloc.generate.sampler import Generation
 from rollalloc.generate.sampling import Sampling
+from rollalloc.models.objective import Loss
 from rollalloc.train.config import Config
-from rollalloc.train.objective import Loss
 from rollalloc.train.update import Example, Updater, passes
 from tiny_policy import flat
 

@@ -12,9 +12,8 @@ from rollalloc.cli.options import RunOptions, changed_options
 from rollalloc.data.encoding import template_arguments
 from rollalloc.generate.sampling import Sampling, Streaming
 from rollalloc.models.lora import Lora
-from rollalloc.train.config import MAX_NEW_TOKENS, Config
-from rollalloc.train.objective import Aggregation, Clip, Loss
-from rollalloc.train.schedule import Schedule, Shape
+from rollalloc.models.objective import Aggregation, Clip, Loss
+from rollalloc.train.config import MAX_NEW_TOKENS, Config, Schedule, Shape
 
 # Options that are fields of `Config` under the same name. `_OTHER_NAME` has the options whose field has
 # another name.

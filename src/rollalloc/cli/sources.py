@@ -11,14 +11,14 @@ from rollalloc.cli.config_fields import config_fields
 from rollalloc.cli.options import RunOptions, changed_options
 from rollalloc.data._files import read_rows
 from rollalloc.named import sizes_of
-from rollalloc.train.config import Config
-from rollalloc.train.defaults import (
+from rollalloc.train.config import (
     LEAST_ROLLOUTS,
     ROLLOUTS_PER_PROMPT,
+    Config,
+    check_budget,
     default_budget,
     default_grid,
 )
-from rollalloc.train.schedule import check_budget
 
 SETTINGS = ("defaults", "tuned")
 _ASYNC_ONLY = ("ahead", "overlap", "generator_limit")  # options of the asynchronous engine

@@ -21,8 +21,7 @@ from rollalloc.tasks.presets import (
     tuned_of,
     with_task_files,
 )
-from rollalloc.train.config import Config
-from rollalloc.train.defaults import default_grid
+from rollalloc.train.config import Config, default_grid
 
 __all__ = ["task_names", "task_run", "with_task_files"]
 

@@ -70,15 +70,15 @@ def train(
     """Train one model under one recipe."""
     from rollalloc.cli.sources import end_said, run_of
     from rollalloc.core.errors import NoScores
+    from rollalloc.models.checkpoint import newest
     from rollalloc.named import make_recipe
     from rollalloc.processes.stopping import Stopped
     from rollalloc.recipes.streaming import streaming_notes
     from rollalloc.runs.reader import read_run
     from rollalloc.runs.recorded import held_out
-    from rollalloc.train.checkpoint import newest
-    from rollalloc.train.folder import RunFolder
     from rollalloc.train.loading import one_thread  # imported here, so that `--help` does not import torch
     from rollalloc.train.run_json import read_config
+    from rollalloc.train.store import RunFolder
     from rollalloc.train.train import train as carry_out
 
     console, results = Console(stderr=True), result_console()

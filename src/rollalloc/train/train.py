@@ -34,24 +34,19 @@ from rollalloc.generate.outcomes import RolloutResult, mostly_unscored, no_score
 from rollalloc.generate.stream.async_engine import AsyncEngine
 from rollalloc.generate.stream.backend import BackendDied
 from rollalloc.generate.stream.begin import begin, refuse_unfit_model
+from rollalloc.models import checkpoint
 from rollalloc.models.finite import Diverged, in_batch
 from rollalloc.models.policy import Behaviour, Policy
 from rollalloc.processes.stopping import Stopped, StopRequest
 from rollalloc.rewards.scorers import Scorer
 from rollalloc.runs.learning_signal import notice
 from rollalloc.runs.metrics import of_batch, totals
-from rollalloc.train import checkpoint
-from rollalloc.train.config import Config
-from rollalloc.train.decision_log import DecisionLog
+from rollalloc.train.config import Config, check_budget, share_spent
 from rollalloc.train.evaluation import Evaluation, HeldOut, Interrupted, evaluate, wait_unless_stopped
-from rollalloc.train.folder import RunFolder, Saves
-from rollalloc.train.grid import Grid
 from rollalloc.train.loading import check_run, encoded, features_for, held_out_of, scorer_of
 from rollalloc.train.notices import Notices
 from rollalloc.train.run_json import resumed, was_begun_in, write_config
-from rollalloc.train.saving import Checkpoints
-from rollalloc.train.schedule import check_budget, share_spent
-from rollalloc.train.state import RunState, identity_of
+from rollalloc.train.store import Checkpoints, DecisionLog, Grid, RunFolder, RunState, Saves, identity_of
 from rollalloc.train.trackers import EXAMPLES, Listener, tracked
 from rollalloc.train.update import Updater
 

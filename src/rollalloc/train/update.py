@@ -18,13 +18,13 @@ from transformers import PreTrainedModel
 from rollalloc.core.events import Batch, Row
 from rollalloc.core.seeds import rng
 from rollalloc.generate.sampler import Generation
+from rollalloc.models.averaging import WeightAverage
+from rollalloc.models.checkpoint import FILES, TRAINED, Checkpoint
 from rollalloc.models.finite import check_figures, check_tensors
 from rollalloc.models.likelihood import Tokens, completion_logprobs, sent
 from rollalloc.models.policy import Policy, computing, digest_of, in_bf16
 from rollalloc.models.recomputing import recomputing
 from rollalloc.models.weights import load_weights, trained, weights_of
-from rollalloc.train.averaging import WeightAverage
-from rollalloc.train.checkpoint import FILES, TRAINED, Checkpoint
 from rollalloc.train.config import Config
 from rollalloc.train.loss import divergences, shares, token_losses
 

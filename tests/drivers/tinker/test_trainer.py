@@ -18,9 +18,9 @@ from rollalloc.drivers.tinker import Prices, Remote, ServiceFailed
 from rollalloc.drivers.tinker.service import MODEL_FILE
 from rollalloc.generate.sampling import Sampling
 from rollalloc.models.finite import Diverged
+from rollalloc.models.objective import Clip, Loss
 from rollalloc.processes.stopping import Stopped
 from rollalloc.runs.metrics import paths, undeclared
-from rollalloc.train.objective import Clip, Loss
 from tiny_policy import killed_after, lines_of, untimed
 
 RECIPES = {

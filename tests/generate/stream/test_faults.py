@@ -10,11 +10,11 @@ from rollalloc import recipes
 from rollalloc.core.allocator import Allocator
 from rollalloc.generate.sampling import Sampling, Streaming
 from rollalloc.generate.stream.backend import BackendDied
+from rollalloc.models.checkpoint import newest
 from rollalloc.rewards.function import Unscored
 from rollalloc.rewards.scorers import InlineScorer
 from rollalloc.testing.audit import Auditor
 from rollalloc.testing.promises import watched
-from rollalloc.train.checkpoint import newest
 from rollalloc.train.evaluation import HeldOut
 from tiny_policy import lines_of
 

@@ -20,7 +20,7 @@ from rollalloc.files.text import error_text
 from rollalloc.generate.sampling import Sampling
 from rollalloc.rewards.function import Outcome, Scored, Unscored
 from rollalloc.rewards.scorers import Scorer
-from rollalloc.train.state import digest, sha
+from rollalloc.train.store import digest, sha
 
 Blocks = Mapping[str, NDArray[np.float32]]
 

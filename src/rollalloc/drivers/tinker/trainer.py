@@ -23,8 +23,7 @@ from rollalloc.recipes.streaming import streamed, streaming_notes
 from rollalloc.runs.reader import newest_line
 from rollalloc.train.config import Config
 from rollalloc.train.evaluation import Evaluation, Interrupted, judged, wait_unless_stopped
-from rollalloc.train.folder import RunFolder
-from rollalloc.train.state import RunState
+from rollalloc.train.store import RunFolder, RunState
 from rollalloc.train.trackers import Listener
 from rollalloc.train.train import Loop
 

@@ -34,8 +34,8 @@ from rollalloc.drivers.trl.finite import FiniteTraining
 from rollalloc.drivers.trl.keys import keyed
 from rollalloc.drivers.trl.rollout import Rollout
 from rollalloc.generate.sampler import pack_generations, unpack_generations
+from rollalloc.models import checkpoint
 from rollalloc.runs.learning_signal import notices
-from rollalloc.train import checkpoint
 
 log = logging.getLogger(__name__)
 

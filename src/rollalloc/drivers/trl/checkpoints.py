@@ -12,8 +12,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers.trainer import TRAINER_STATE_NAME
 
+from rollalloc.models import checkpoint
 from rollalloc.models.finite import first_not_finite
-from rollalloc.train import checkpoint
 
 log = logging.getLogger(__name__)
 

@@ -20,10 +20,10 @@ from rollalloc.data.overlap import warn_of_shared
 from rollalloc.drivers.trl.columns import check_conversations
 from rollalloc.drivers.trl.rewards import RewardFunctions, check_columns, how_to_name_a_metric
 from rollalloc.drivers.trl.sharding import is_sharded
+from rollalloc.models.objective import Clip
 from rollalloc.named import in_shape
 from rollalloc.rules import rows
 from rollalloc.rules.prompts import InOrder, Shuffled
-from rollalloc.train.objective import Clip
 
 log = logging.getLogger(__name__)
 

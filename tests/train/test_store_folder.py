@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 
 from rollalloc import recipes
 from rollalloc.files.claims import InUse, Lock
-from rollalloc.train.folder import RunFolder
+from rollalloc.train.store import RunFolder
 
 GRPO = recipes.grpo(4, 4)
 
@@ -186,7 +186,7 @@ def test_overwriting_that_is_killed_half_way_may_be_repeated(trainer_of, finishe
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("rollalloc.train.checkpoint.remove_all", killed)
+        patched.setattr("rollalloc.models.checkpoint.remove_all", killed)
         with pytest.raises(KeyboardInterrupt):
             trainer_of(GRPO, 32, folder=finished).run(overwrite=True)
     assert not (finished / "metrics.jsonl").exists()

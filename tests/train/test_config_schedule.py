@@ -5,7 +5,7 @@ import math
 import pytest
 
 from rollalloc.core.recipe import Budget
-from rollalloc.train.schedule import Schedule, check_budget, share_spent
+from rollalloc.train.config import Schedule, check_budget, share_spent
 
 HALF = math.sqrt(0.5)
 
