@@ -51,8 +51,7 @@ def run_of(options: RunOptions, recipe: str, parameters: Mapping[str, Any], seed
         from rollalloc.cli.tasks import task_run  # imported only for a task, because it needs PyTorch
 
         config = task_run(options, recipe, parameters, seed)
-    # An impossible schedule raises an error now, before a model is loaded.
-    check_budget(config.schedule, config.make_recipe().budget, config.max_batches)
+    config.make_recipe()  # an unknown recipe or parameter is an error now, before a task is made
     return config
 
 
