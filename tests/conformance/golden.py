@@ -27,13 +27,14 @@ from rollalloc import Allocator, Budget, NoProgress, PromptTable
 from rollalloc.core.events import Actions, Cancelled, Event, Failed, Offered, Row, Updated
 from rollalloc.core.recipe import Recipe
 from rollalloc.core.rule import OfferedPromptRule
-from rollalloc.named import make_recipe
+from rollalloc.named import RECIPES as NAMES
+from rollalloc.named import make_recipe, sizes_of
 from rollalloc.testing.world import World
 
 FILE = Path(__file__).with_name("golden.json")
 PROMPTS = 20  # so few that prompts come back, with what was learned of them
 
-# Every recipe with a name, its other parameters at their defaults; and some joined.
+# Sizes of recipes with a name, and some joined. All other parameters are at their defaults.
 NAMED: dict[str, dict[str, Any]] = {
     "grpo": {"groups": 4, "n": 4},
     "dr_grpo": {"groups": 4, "n": 4},
@@ -71,7 +72,8 @@ MODES: dict[str, dict[str, Any]] = {
 
 def cases() -> dict[str, tuple[Recipe, PromptTable]]:
     """Recipes with their data, by name."""
-    named = {name: make_recipe(name, given) for name, given in NAMED.items()}
+    by_name = {name: sizes_of(name, {}, rows=16, group_rows=4) for name in NAMES} | NAMED
+    named = {name: make_recipe(name, given) for name, given in by_name.items()}
     ours = {
         f"{name}, as in the kit": (recipe, TABLES.get(name, PromptTable)(PROMPTS))
         for name, recipe in RECIPES.items()

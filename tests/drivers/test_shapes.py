@@ -1,5 +1,6 @@
 """The shape of a method has one owner, its module: every door that takes a method by name makes the same of it."""
 
+import importlib
 from types import SimpleNamespace
 
 import pytest
@@ -31,6 +32,18 @@ def _rows(sizes):
 @pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.parametrize(("rows", "n"), [(64, 4), (16, 8), (96, 6)])
 def test_every_door_makes_the_same_shape_of_the_same_rows(name, rows, n):
+    assert_one_shape(name, rows, n)
+
+
+def test_a_method_that_is_added_as_contributing_says_has_one_shape_at_every_door(files_of, monkeypatch, tmp_path):
+    files_of("CONTRIBUTING.md")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(RECIPES, "brief", importlib.import_module("brief").brief)
+    assert_one_shape("brief", 64, 4)
+    assert_one_default("brief")
+
+
+def assert_one_shape(name, rows, n):
     sizes = sizes_of(name, {}, rows, n)
     owned = shape(make_recipe(name, sizes))
     compared = parameters_by_label(None, f"groups={rows // n},n={n}", {"label": name})["label"]
@@ -46,6 +59,10 @@ def test_every_door_makes_the_same_shape_of_the_same_rows(name, rows, n):
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_defaults_are_the_same_everywhere(name):
+    assert_one_default(name)
+
+
+def assert_one_default(name):
     """In Python, in a run from the command line, and on the page that explains the method."""
     owned = make_recipe(name, sizes_of(name, {}))
     run = run_of(RunOptions(task="sort", max_rollouts=10_000), name, {}, 0)
