@@ -15,7 +15,6 @@ from rollalloc.train.config import (
     LEAST_ROLLOUTS,
     ROLLOUTS_PER_PROMPT,
     Config,
-    check_budget,
     default_budget,
     default_grid,
 )
