@@ -91,7 +91,7 @@ def test_lines_that_cannot_be_used_are_counted_and_the_first_is_named(ours):
     log = collected(ours)
     assert len(log) == 33
     assert log.sample[-1][1].reward is None
-    assert log.reading.problem == "rollouts.jsonl:33 has no group and key, and 2 more; left out"
+    assert log.reading.problem == "rollouts.jsonl:33: no group and key, and 2 more; left out"
 
 
 def test_decisions_that_somebody_edited_do_no_harm(ours):
@@ -124,7 +124,7 @@ def test_completions_of_trl_are_read_with_their_rewards(tmp_path):
     ]
     assert [row["group"] for row in rows] == [1, 1, 2, 2]
     assert rows[0]["became"] == "advantage +1"
-    assert "completions_00006.parquet cannot be read" in log.reading.problem
+    assert "completions_00006.parquet: cannot be read" in log.reading.problem
 
 
 def test_dumps_of_verl_belong_to_the_log_of_their_name(tmp_path):

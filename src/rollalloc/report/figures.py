@@ -15,6 +15,7 @@ from rollalloc.report.style import BLUE, METHODS, MUTED, Colour, Kind, by_cause,
 from rollalloc.runs.recorded import RecordedRun
 
 Methods = Mapping[str, Sequence[RecordedRun]]  # the runs of each label, one per seed; the first label is the baseline
+Sort = Callable[[Mapping[str, float]], list[tuple[Kind, float]]]  # amounts by name, as kinds in the order of a view
 _MARKED = 60  # a run's evaluations are drawn as points if there are at most this many
 _DASHES = ("solid", "dash", "dot")  # for more methods than there are colours
 _COSTS = {"rollouts": "rollouts paid", "tokens": "tokens generated", "seconds": "seconds, without evaluations"}
@@ -63,12 +64,7 @@ def where_rollouts_went(methods: Methods) -> Chart | None:
 
 def where_over_time(methods: Methods) -> Chart | None:
     """The shares of the causes among the rollouts that were settled in each part of the run, a panel for each method."""
-    over_time = {label: series.causes_over_time(runs) for label, runs in methods.items()}
-    panels = [
-        Panel(_unit(methods), "share", _areas(over, by_cause), one_line(label, 40), share=True)
-        for label, over in over_time.items()
-        if over is not None
-    ]
+    panels = _stacked(methods, series.causes_over_time, by_cause, "share", share=True)
     if not panels:
         return None
     return Chart(
@@ -82,12 +78,7 @@ def where_over_time(methods: Methods) -> Chart | None:
 
 def states_of_prompts(methods: Methods) -> Chart | None:
     """The number of prompts by the result of their last visit, over the run, a panel for each method."""
-    over_time = {label: series.prompts_over_time(runs) for label, runs in methods.items()}
-    panels = [
-        Panel(_unit(methods), "prompts", _areas(over, by_status), one_line(label, 40), from_zero=True)
-        for label, over in over_time.items()
-        if over is not None
-    ]
+    panels = _stacked(methods, series.prompts_over_time, by_status, "prompts", from_zero=True)
     if not panels:
         return None
     return Chart(
@@ -98,7 +89,24 @@ def states_of_prompts(methods: Methods) -> Chart | None:
     )
 
 
-def _areas(over: series.OverTime, sort: Callable[[Mapping[str, float]], list[tuple[Kind, float]]]) -> list[Mark]:
+def _stacked(
+    methods: Methods,
+    over_time: Callable[[Sequence[RecordedRun]], series.OverTime | None],
+    sort: Sort,
+    y: str,
+    *,
+    share: bool = False,
+    from_zero: bool = False,
+) -> list[Panel]:
+    """A panel of stacked areas for each method whose runs have the series."""
+    known = {label: over for label, runs in methods.items() if (over := over_time(runs)) is not None}
+    return [
+        Panel(_unit(methods), y, _areas(over, sort), one_line(label, 40), share=share, from_zero=from_zero)
+        for label, over in known.items()
+    ]
+
+
+def _areas(over: series.OverTime, sort: Sort) -> list[Mark]:
     """Stacked areas in the order of `sort`. Names that `sort` shows as one become one area."""
     heights: dict[str, series.Array] = {}
     for name, y_X in over.values.items():

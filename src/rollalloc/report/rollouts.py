@@ -22,6 +22,7 @@ from rollalloc.files.text import error_text
 from rollalloc.runs.discovery import natural
 from rollalloc.runs.recorded import RecordedRun
 from rollalloc.runs.untrusted_files import lines_of, open_regular, why
+from rollalloc.runs.unusable import Unusable
 from rollalloc.waste.readers.shared import message_text, text
 
 COMPLETIONS = "completions"  # TRL's folder for `log_completions=True`
@@ -62,24 +63,15 @@ class LoggedRollout(NamedTuple):
     advantage: float | None = None
 
 
-@dataclass
-class LogState:
+@dataclass(slots=True)
+class LogState(Unusable):
     """The state of reading a log: what it is, and what of it could not be used.
 
     Attributes:
         source: the name of the log, for the page.
-        bad: number of lines or files that could not be used.
-        first_bad: place and problem of the first of them.
     """
 
     source: str = ""
-    bad: int = 0
-    first_bad: str = ""
-
-    def reject(self, where: str, problem: str) -> None:
-        """Count a line or file that cannot be used."""
-        self.bad += 1
-        self.first_bad = self.first_bad or f"{where} {problem}"
 
     @property
     def problem(self) -> str | None:
@@ -130,7 +122,7 @@ def _ours(file: Path, reading: LogState) -> Iterator[LoggedRollout]:
     for where, row in _rows_of(file, reading):
         group, key = row.get("group"), row.get("key", row.get("prompt"))
         if not isinstance(group, int | str) or key is None:
-            reading.reject(where, "has no group and key")
+            reading.reject(where, "no group and key")
             continue
         yield LoggedRollout(
             group,
@@ -172,7 +164,7 @@ def decisions_of(run: RecordedRun, groups: set[Hashable], reading: LogState) -> 
         ended, rows = row.get("groups"), row.get("rows")
         batch: Any = row.get("batch")
         if not isinstance(ended, dict) or not isinstance(rows, list):
-            reading.reject(where, "has no groups and rows")
+            reading.reject(where, "no groups and rows")
             continue
         for fate, ids in ended.items():
             for group in groups.intersection(ids) if isinstance(ids, list) else ():
@@ -251,7 +243,7 @@ def _verl(file: Path, reading: LogState) -> Iterator[LoggedRollout]:
     for where, row in _rows_of(file, reading):
         score = row.get("acc") if row.get("acc") is not None else row.get("score")
         if row.get("input") is None or score is None:
-            reading.reject(where, "has no input and score")
+            reading.reject(where, "no input and score")
             continue
         asked, uid, step = text(row["input"]), row.get("uid"), _whole(row.get("step"))
         group = uid.rsplit("_", 2)[0] if isinstance(uid, str) else asked
@@ -279,20 +271,20 @@ def _rows_of(file: Path, reading: LogState) -> Iterator[tuple[str, dict[str, Any
         for number, line, complete in lines_of(file):
             where = f"{file.name}:{number}"
             if line is None:
-                reading.reject(where, "is too long")
+                reading.reject(where, "too long")
                 continue
             try:
                 row = decoded(line) if line.strip() else None
             except (ValueError, RecursionError):
                 if complete:
-                    reading.reject(where, "is not a line of JSON")
+                    reading.reject(where, "not a line of JSON")
                 continue
             if isinstance(row, dict):
                 yield where, row
             elif row is not None:
-                reading.reject(where, "is not an object")
+                reading.reject(where, "not an object")
     except OSError as error:
-        reading.reject(f"{file.name}:", why(error))
+        reading.reject(file.name, why(error))
 
 
 def _said(value: Any) -> str | None:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollalloc.runs.own import OwnRun
+from rollalloc.runs.unusable import Unusable
 from rollalloc.waste.texts import NOTHING, WIDTH, answer_hash, features_of
 
 NO_STEP = -(1 << 62)  # stands for a step that was not logged
@@ -136,7 +137,7 @@ class Groups:
 
 
 @dataclass(slots=True)
-class Log:
+class Log(Unusable):
     """The contents of a log.
 
     Attributes:
@@ -149,8 +150,6 @@ class Log:
             them; empty if they are.
         skipped: number of rollouts that the log's ids show to be missing in the middle of a batch; 0 if there are no ids.
         notes: notes for readers of the result.
-        bad: number of lines or rows that could not be used.
-        first_bad: place and problem of the first such line or row.
         odd: number of invalid fields, which are treated as missing.
         first_odd: place and problem of the first such field.
     """
@@ -163,15 +162,8 @@ class Log:
     selected: str = ""
     skipped: int = 0
     notes: list[str] = field(default_factory=list)
-    bad: int = 0
-    first_bad: str = ""
     odd: int = 0
     first_odd: str = ""
-
-    def reject(self, where: str, why: str) -> None:
-        """Count an unusable line, and store the first one."""
-        self.bad += 1
-        self.first_bad = self.first_bad or f"{where}: {why}"
 
     def doubt(self, where: str, why: str) -> None:
         """Count an invalid field, which is treated as missing, and store the first one."""
