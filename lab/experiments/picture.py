@@ -1,4 +1,4 @@
-"""README's picture of what allocation is: forty rollouts by each of three recipes, on the same twelve prompts.
+"""The glossary's picture of what allocation is: forty rollouts by each of three recipes, on the same twelve prompts.
 
     python lab/experiments/picture.py docs/allocation.png
 
