@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import wraps
@@ -12,6 +13,11 @@ from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
+
+from rollalloc.generate.sampling import Sampling, Streaming
+from rollalloc.models.lora import Lora
+from rollalloc.models.objective import Clip, Loss
+from rollalloc.train.config import LEAST_ROLLOUTS, MAX_NEW_TOKENS, ROLLOUTS_PER_PROMPT, Config, Schedule
 
 # Limits for the absolute value of an option. A smaller number would become 0 in float32, and a larger one does not fit
 # into int64.
@@ -85,17 +91,58 @@ def file_path(text: str | Path) -> Path:
     return Path(text)
 
 
-CheckpointMinutes = Annotated[
-    float,
-    output(
-        "Minutes between two checkpoints of a run (0: not by time). A run that ends or is stopped always writes one."
-    ),
-]
 Parameters = Annotated[
     list[str] | None, typer.Option("--set", help="A parameter of the recipe, key=value; repeatable.")
 ]
 LabelledParameters = Annotated[
     list[str] | None, typer.Option("--set", help="A parameter of one of the recipes, LABEL.key=value; repeatable.")
+]
+
+
+_OWNERS: Mapping[str, type] = {
+    "": Config,
+    "sampling": Sampling,
+    "streaming": Streaming,
+    "schedule": Schedule,
+    "lora": Lora,
+    "loss": Loss,
+    "loss.clip": Clip,
+}
+
+
+def described(name: str, note: str = "") -> str:
+    """The help of an option that is a field of `Config`: the field's description in the docstring of its class.
+
+    Of a flag, only what it does is shown. "None: ..." is the option's default, unless the note has another.
+
+    Args:
+        name: the field, with the fields that lead to it, such as "loss.kl".
+        note: what the option has beside the field.
+    """
+    owner, _, field_name = name.rpartition(".")
+    section = (inspect.getdoc(_OWNERS[owner]) or "").partition("Attributes:\n")[2]
+    found = re.search(rf"^ {{4}}{field_name}: (.*(?:\n {{8}}.*)*)", section, re.MULTILINE)
+    assert found is not None, f"{name} is not described"
+    text = re.sub(r"\s+", " ", found[1]).replace("`", "")
+    text = re.sub(r"^True: (.*?)(?: False: .*)?$", r"\1", text)
+    text = re.sub(r"\bNone: (.*?)\.(?= |$)", "" if "Default:" in note else r"Default: \1.", text).rstrip()
+    return f"{text[0].upper()}{text[1:]} {note}".rstrip()
+
+
+_OWN: Any = object()
+
+
+def of_config(panel: str, name: str, note: str = "", *names: str, default: Any = _OWN, **others: Any) -> Any:
+    """Like `fields_in(panel)`, for a field of `Config`: its default, if no other is given, and its description as help."""
+    owner, _, field_name = name.rpartition(".")
+    if default is _OWN:
+        default = next(each.default for each in fields(_OWNERS[owner]) if each.name == field_name)
+    return fields_in(panel)(default, described(name, note), *names, **others)
+
+
+CheckpointMinutes = Annotated[
+    float,
+    output(described("checkpoint_minutes", f"Default: {Config.checkpoint_minutes:g}. 0: no checkpoints by time.")),
 ]
 
 
@@ -105,29 +152,18 @@ class SamplingOptions:
 
     task: str | None = on_data(None, "Built-in task: skills/POOL, walks/POOL, sort, or rg/NAME such as rg/gcd.")
     model: str | None = on_data(None, "Causal language model, by name or folder, instead of a built-in task.")
-    prompts: list[Path] | None = on_data(
-        None, "Training prompts, Parquet or JSONL in verl's schema; repeatable.", parser=file_path
-    )
-    reward: str | None = on_data(
-        None, "Reward function, package.module:function or file.py:function, called as verl's compute_score."
-    )
-    drop_overlong: bool = on_data(False, "Leave out prompts that do not fit the model's context.", "--drop-overlong")
-    chat_template_args: str | None = on_data(
-        None, "Arguments of the chat template as a JSON object, e.g. '{\"enable_thinking\": false}'."
-    )
-    max_new_tokens: int | None = on_training(None, "Maximum tokens per rollout (default: 1024).")
-    temperature: float = on_training(1.0, "Sampling temperature.")
-    kv_tokens: int | None = on_training(
-        None, "Maximum tokens in the key-value cache; rollouts that do not fit wait (default: no limit)."
-    )
-    reward_workers: int = on_training(1, "Processes that score rollouts (0: this process, for a function you trust).")
-    reward_limit: float = on_training(10.0, "Time limit for scoring one rollout, in seconds.")
-    overlong_buffer: int | None = on_training(
-        None,
-        "DAPO's overlong penalty grows from 0 to -1 over this many tokens before the limit (default: no penalty).",
-    )
-    max_rows: int | None = on_streaming(None, "Maximum rollouts decoded at once (default: 1024).")
-    device: str | None = on_training(None, "Device: cpu, cuda, ... (default: a GPU if there is one).")
+    prompts: list[Path] | None = of_config(_WHAT, "prompts", "Repeatable.", default=None, parser=file_path)
+    reward: str | None = of_config(_WHAT, "reward", default=None)
+    drop_overlong: bool = of_config(_WHAT, "drop_overlong", "", "--drop-overlong")
+    chat_template_args: str | None = of_config(_WHAT, "chat_template_args")
+    max_new_tokens: int | None = of_config(_HOW, "sampling.max_new_tokens", f"Default: {MAX_NEW_TOKENS}.", default=None)
+    temperature: float = of_config(_HOW, "sampling.temperature")
+    kv_tokens: int | None = of_config(_HOW, "sampling.kv_tokens")
+    reward_workers: int = of_config(_HOW, "reward_workers")
+    reward_limit: float = of_config(_HOW, "reward_limit_s")
+    overlong_buffer: int | None = of_config(_HOW, "overlong_buffer")
+    max_rows: int | None = of_config(_STREAM, "sampling.max_rows", f"Default: {Sampling.max_rows}.", default=None)
+    device: str | None = of_config(_HOW, "device")
     tasks: Path = on_output(Path("runs/tasks"), "Folder in which built-in tasks are created and kept.", parser=folder)
 
 
@@ -140,83 +176,53 @@ class RunOptions(SamplingOptions):
         "Settings on a built-in task. defaults: the same shape, learning rate and optimizer for every recipe and task. "
         "tuned: found by a search for this recipe on this task.",
     )
-    heldout: Path | None = on_data(None, "Held-out prompts to evaluate on, in the same schema.", parser=file_path)
-    single_answer: bool = on_data(
-        False,
-        "Each held-out prompt has one right answer, its ground truth: compute the accuracy exactly, without sampling.",
-        "--single-answer",
+    heldout: Path | None = of_config(_WHAT, "heldout", parser=file_path)
+    single_answer: bool = of_config(_WHAT, "single_answer", "", "--single-answer")
+    accept_overlap: bool = of_config(_WHAT, "accept_overlap", "", "--accept-overlap")
+    learning_rate: float | None = of_config(
+        _HOW,
+        "learning_rate",
+        f"Default: the task's, or {Config.learning_rate:g} for a model of your own.",
+        default=None,
     )
-    accept_overlap: bool = on_data(
-        False, "Train although more than 5% of the held-out prompts are in the training set.", "--accept-overlap"
+    adam_beta2: float | None = on_training(None, f"AdamW's second beta, in [0, 1). Default: {Config.betas[1]}.")
+    max_grad_norm: float | None = of_config(_HOW, "max_grad_norm", f"Default: {Config.max_grad_norm:g}.", default=None)
+    averaging: int | None = of_config(_HOW, "averaging", f"Default: {Config.averaging}.", default=None)
+    optimizer_steps: int = of_config(_HOW, "optimizer_steps_per_batch")
+    warmup_steps: int = of_config(_HOW, "schedule.warmup")
+    schedule: str = of_config(_HOW, "schedule.shape")
+    schedule_steps: int | None = of_config(_HOW, "schedule.steps")
+    aggregation: str = of_config(_HOW, "loss.aggregation")
+    dual_clip: float | None = of_config(_HOW, "loss.clip.dual")
+    kl: float = of_config(_HOW, "loss.kl")
+    tokens_per_forward: int = of_config(_HOW, "tokens_per_forward")
+    precision: str = of_config(_HOW, "precision")
+    lora: int | None = of_config(_HOW, "lora.rank", "Default: train the model's own weights.", default=None)
+    lora_alpha: float | None = of_config(_HOW, "lora.alpha")
+    lora_target: list[str] | None = of_config(_HOW, "lora.targets", "Repeatable.", default=None)
+    sampling_dtype: str = of_config(_HOW, "sampling_dtype")
+    gradient_checkpointing: bool = of_config(_HOW, "gradient_checkpointing", "", "--gradient-checkpointing")
+    max_rollouts: int | None = of_config(
+        _HOW,
+        "max_rollouts",
+        f"Default: the task's, or {ROLLOUTS_PER_PROMPT} per prompt and at least {LEAST_ROLLOUTS:,}.",
     )
-    learning_rate: float | None = on_training(
-        None, "AdamW learning rate (default: the task's, or 1e-6 for a model of your own)."
+    target: float | None = of_config(
+        _HOW,
+        "target",
+        "Default: a built-in task's own; otherwise the whole budget is used. With 1, a built-in task uses its whole budget "
+        "too.",
     )
-    adam_beta2: float | None = on_training(None, "AdamW beta2 (default: 0.95).")
-    max_grad_norm: float | None = on_training(None, "Maximum gradient norm (default: 1).")
-    averaging: int | None = on_training(
-        None,
-        "Sample, evaluate and save weights averaged over about this many trained rollouts (default: 640; 0: off).",
+    eval_every: int | None = of_config(
+        _HOW, "eval_every", "Default: a tenth of the budget, but at most the task's value.", default=None
     )
-    optimizer_steps: int = on_training(1, "Optimizer steps per batch, the same for every recipe.")
-    warmup_steps: int = on_training(0, "Optimizer steps of learning-rate warm-up.")
-    schedule: str = on_training("constant", "Learning-rate schedule after warm-up: constant, linear or cosine.")
-    schedule_steps: int | None = on_training(
-        None,
-        "Optimizer steps until a linear or cosine rate is a tenth of its maximum (default: it falls over --max-rollouts).",
-    )
-    aggregation: str = on_training("token_mean", "Loss aggregation over tokens: token_mean, sequence_mean or dr_grpo.")
-    dual_clip: float | None = on_training(
-        None,
-        "Dual clip: the loss of a token with advantage A < 0 is at most this number times |A|, e.g. 10 (default: off).",
-    )
-    kl: float = on_training(0.0, "Coefficient of the KL divergence to the initial model.")
-    tokens_per_forward: int = on_training(8192, "Tokens per forward and backward pass; fewer need less memory.")
-    precision: str = on_training("auto", "Precision of the update: fp32, bf16, or auto (bf16 on GPUs that support it).")
-    lora: int | None = on_training(
-        None, "LoRA rank: train adapters of this rank (default: train the model's own weights)."
-    )
-    lora_alpha: float | None = on_training(None, "LoRA alpha (default: 2 × rank).")
-    lora_target: list[str] | None = on_training(
-        None, "LoRA target layer, e.g. q_proj; repeatable (default: all linear layers)."
-    )
-    sampling_dtype: str = on_training(
-        "float32", "Data type of the weights that sample: float32, or a copy in bfloat16 or float16."
-    )
-    gradient_checkpointing: bool = on_training(
-        False, "Recompute activations in the backward pass; needs less memory.", "--gradient-checkpointing"
-    )
-    max_rollouts: int | None = on_training(
-        None, "Rollout budget (default: the task's, or 16 per prompt and at least 4096)."
-    )
-    target: float | None = on_training(
-        None,
-        "Stop at this held-out accuracy, in (0, 1] (default: a built-in task's own target; otherwise use the whole budget). "
-        "With 1, a built-in task uses its whole budget too.",
-    )
-    eval_every: int | None = on_training(
-        None, "Rollouts between two evaluations (default: a tenth of the budget, but at most the task's value)."
-    )
-    engine: str = on_streaming(
-        "sync", "sync: generate a batch, then train on it; async: start and score each rollout as a slot becomes free."
-    )
-    staleness: int | None = on_streaming(
-        None,
-        "Maximum staleness in updates; with async, 0 means no overlap (default: the recipe's, or more if --ahead needs it).",
-    )
-    ahead: int | None = on_streaming(
-        None,
-        "async: generate at least this many batches while a batch is trained (default: the recipe's, mostly 1).",
-    )
-    overlap: bool = on_streaming(True, "async: generate in a separate process. With --no-overlap, runs are repeatable.")
-    generator_limit: float = on_streaming(
-        600.0, "async: save and end the run after this many seconds without a sign of life from the generator."
-    )
-    features: str | None = on_training(
-        None,
-        "For recipes that predict: file from `rollalloc features`, or the word none (default: compute features first).",
-    )
-    track: list[str] | None = on_output(None, "Tracker: tensorboard, wandb or trackio; repeatable.")
+    engine: str = of_config(_STREAM, "engine")
+    staleness: int | None = of_config(_STREAM, "staleness")
+    ahead: int | None = of_config(_STREAM, "ahead", "Default: the recipe's, mostly 1.")
+    overlap: bool = of_config(_STREAM, "streaming.overlap", "--no-overlap makes runs repeatable.")
+    generator_limit: float = of_config(_STREAM, "generator_limit_s")
+    features: str | None = of_config(_HOW, "features")
+    track: list[str] | None = of_config(_OUTPUT, "track", "Repeatable.", default=None)
 
 
 def changed_options(options: Any, names: Sequence[str]) -> str:

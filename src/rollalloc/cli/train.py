@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from rollalloc.cli.options import CheckpointMinutes, Parameters, RunOptions, folder, output, parameters_of, with_fields
+from rollalloc.cli.options import (
+    CheckpointMinutes,
+    Parameters,
+    RunOptions,
+    described,
+    folder,
+    output,
+    parameters_of,
+    with_fields,
+)
 from rollalloc.cli.progress import RunProgress, leave, paid_for, result_console, say, staged, took
 
 if TYPE_CHECKING:
@@ -35,9 +44,9 @@ def train(
             parser=folder,
         ),
     ] = None,
-    checkpoint_every: Annotated[int | None, output("Batches between two checkpoints (default: only by time).")] = None,
+    checkpoint_every: Annotated[int | None, output(described("checkpoint_every"))] = None,
     checkpoint_minutes: CheckpointMinutes = 10.0,
-    keep_checkpoints: Annotated[int, output("Number of newest checkpoints to keep.")] = 2,
+    keep_checkpoints: Annotated[int, output(described("keep_checkpoints"))] = 2,
     resume: Annotated[
         bool,
         output("Resume from the newest checkpoint in the run's folder, or start the run if there is none.", "--resume"),
@@ -56,9 +65,7 @@ def train(
             "--accept-data",
         ),
     ] = False,
-    log_rollouts: Annotated[
-        bool, output("Write each rollout's text and score to rollouts.jsonl.", "--log-rollouts")
-    ] = False,
+    log_rollouts: Annotated[bool, output(described("log_rollouts"), "--log-rollouts")] = False,
     no_notices: Annotated[
         bool,
         output(

@@ -11,7 +11,7 @@ class Sampling:
 
     Attributes:
         max_new_tokens: maximum number of tokens of a rollout, including its last token, such as EOS; at least 1.
-        temperature: divides the logits, above 0.
+        temperature: sampling temperature, which divides the logits; above 0.
         max_rows: maximum number of rollouts in the batch at once, at least 1. The others wait.
         kv_tokens: maximum number of tokens in the key-value cache at once, at least 1. A rollout takes the
             length of the longest prompt of its wave, plus `max_new_tokens`. Rollouts that do not fit wait. None: no limit

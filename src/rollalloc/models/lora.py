@@ -18,10 +18,10 @@ class Lora:
     the sampler would compute different log-probabilities.
 
     Attributes:
-        rank: rank of B A, at least 1 and at most the smaller side of each adapted matrix.
-        alpha: scale, above 0; None: 2 · rank.
-        targets: names of the linear layers to adapt, or ends of their names, for example "q_proj" or "mlp.up_proj";
-            empty: all linear layers except the head.
+        rank: rank of the adapters B A, at least 1 and at most the smaller side of each adapted matrix.
+        alpha: scale of the adapters, above 0. None: 2 · rank.
+        targets: names of the linear layers to adapt, or ends of their names, for example "q_proj" or "mlp.up_proj".
+            Empty: all linear layers except the head.
 
     Raises:
         ValueError: a value is out of range.

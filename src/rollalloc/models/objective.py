@@ -16,8 +16,8 @@ class Clip:
     Attributes:
         low: ratios below 1 - low are clipped; in (0, 1].
         high: ratios above 1 + high are clipped; above 0. A value above low is "clip-higher" (DAPO, arXiv 2503.14476).
-        dual: a number above 1. The loss of a token with a negative advantage A is at most dual · |A| (arXiv 1912.09729).
-            None: no limit.
+        dual: dual clip, a number above 1. The loss of a token with a negative advantage A is at most dual · |A|
+            (arXiv 1912.09729). None: no limit.
         stale: maximum importance weight of rows sampled from older weights, at least 1.
 
     Raises:
@@ -42,7 +42,8 @@ class Loss:
 
     Attributes:
         clip: limits of the importance ratios.
-        aggregation: how the losses of the tokens of a mini-batch are combined, see `rollalloc.train.loss.shares`.
+        aggregation: how the losses of the tokens of a mini-batch are combined (`rollalloc.train.loss.shares`): "token_mean",
+            as in DAPO, "sequence_mean", as in GRPO, or "dr_grpo".
         kl: weight of the KL divergence to the initial policy, 0 or more. The KL term includes rows without an advantage,
             because the divergence is a mean over everything that the policy samples.
 

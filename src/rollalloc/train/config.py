@@ -33,8 +33,8 @@ class Schedule:
     depends on the share of the budget that was spent before the batch.
 
     Attributes:
-        warmup: number of steps over which the rate rises, 0 or more.
-        shape: "constant", "linear" or "cosine": how the rate continues after the warmup.
+        warmup: number of optimizer steps over which the learning rate rises, 0 or more.
+        shape: how the learning rate continues after the warmup: "constant", "linear" or "cosine".
         steps: number of optimizer steps, including the warmup, until the floor is reached; more than `warmup`. None:
             the rate falls over the budget, or is constant.
         floor: the rate at the end, as a share of the full rate, in [0, 1].
@@ -162,20 +162,21 @@ class Config:
         model: name or folder of a causal language model. "": the caller has loaded a model, or the built-in task makes one.
         prompts: Parquet or JSONL files in verl's schema.
         heldout: a Parquet or JSONL file of prompts for evaluation. None: no evaluation.
-        reward: `package.module:function`, or `file.py:function`, with verl's `compute_score` signature.
-        single_answer: True if the ground truth of every held-out prompt is its only right answer. Accuracy is then exact.
+        reward: reward function, `package.module:function` or `file.py:function`, with verl's `compute_score` signature.
+        single_answer: True: the ground truth of every held-out prompt is its only right answer, so that the accuracy is
+            computed exactly, without sampling.
         drop_overlong: True: leave out prompts that do not fit the model's context. False: such prompts raise an error.
         reward_workers: number of processes that score. 0: score in this process, which is safe only for trusted rewards.
         reward_limit_s: time limit for scoring one rollout in a worker process, in seconds.
         overlong_buffer: DAPO's overlong penalty grows over this many tokens before the length limit. None: no penalty.
-        device: for example "cpu". None: a GPU, or the CPU if there is no GPU.
+        device: device, for example "cpu". None: a GPU, or the CPU if there is no GPU.
         features: file with features of the prompts, for a recipe that predicts. "none": predict without features. None:
             compute them with the initial model, if the recipe uses features.
         lora: adapters to train instead of the model's own weights. None: train the model's own weights.
         chat_template_args: further arguments of the chat template as a JSON object, for example
             '{"enable_thinking": false}'. None: no further arguments.
-        accept_overlap: True: train even if the share of held-out prompts that are in the training set is larger than
-            `rollalloc.data.overlap.MOST_SHARED`.
+        accept_overlap: True: train even if the share of held-out prompts that are in the training set is above 5%
+            (`rollalloc.data.overlap.MOST_SHARED`).
         recipe: name of a recipe, see `rollalloc.named.make_recipe`.
         parameters: arguments of the recipe, by name.
         max_rollouts: rollout budget. None: no limit.
@@ -184,14 +185,14 @@ class Config:
             `rollalloc.recipes.streamed`.
         label: name of the run in tables and figures. "": the recipe's name.
         task: the built-in task to train on. "": the user's own model and prompts.
-        track: names of trackers that also get the metrics (see `rollalloc.train.trackers`).
+        track: trackers that also get the metrics: "tensorboard", "wandb" or "trackio".
         seed: seed of the draw of prompts, of sampling and of mini-batches, in [0, 2**63).
         sampling: how rollouts are sampled.
         learning_rate: AdamW's learning rate, above 0.
         weight_decay: AdamW's weight decay, 0 or more.
         betas: AdamW's betas, each in [0, 1).
         schedule: how the learning rate changes over optimizer steps or over the budget.
-        optimizer_steps_per_batch: number of mini-batches into which each batch is split.
+        optimizer_steps_per_batch: number of optimizer steps on each batch. Each has a mini-batch of its own.
         loss: clipping, aggregation over tokens, and KL term.
         max_grad_norm: gradients are clipped to this norm.
         averaging: window of an exponential moving average of the weights, as a number of rows. The average is used for
