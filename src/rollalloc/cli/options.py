@@ -113,7 +113,8 @@ _OWNERS: Mapping[str, type] = {
 def described(name: str, note: str = "") -> str:
     """The help of an option that is a field of `Config`: the field's description in the docstring of its class.
 
-    Of a flag, only what it does is shown. "None: ..." is the option's default, unless the note has another.
+    Of a flag, only what it does is shown, and no reference to the code. "None: ..." is the option's default, unless the
+    note says what the option has instead.
 
     Args:
         name: the field, with the fields that lead to it, such as "loss.kl".
@@ -123,9 +124,10 @@ def described(name: str, note: str = "") -> str:
     section = (inspect.getdoc(_OWNERS[owner]) or "").partition("Attributes:\n")[2]
     found = re.search(rf"^ {{4}}{field_name}: (.*(?:\n {{8}}.*)*)", section, re.MULTILINE)
     assert found is not None, f"{name} is not described"
-    text = re.sub(r"\s+", " ", found[1]).replace("`", "")
+    text = re.sub(r"\s+", " ", found[1])
+    text = re.sub(r"(?: \(|; see )`rollalloc[^`]*`\)?", "", text).replace("`", "")
     text = re.sub(r"^True: (.*?)(?: False: .*)?$", r"\1", text)
-    text = re.sub(r"\bNone: (.*?)\.(?= |$)", "" if "Default:" in note else r"Default: \1.", text).rstrip()
+    text = re.sub(r"\bNone: (.*?)\.(?= |$)", "" if note else r"Default: \1.", text).rstrip()
     return f"{text[0].upper()}{text[1:]} {note}".rstrip()
 
 
@@ -140,10 +142,7 @@ def of_config(panel: str, name: str, note: str = "", *names: str, default: Any =
     return fields_in(panel)(default, described(name, note), *names, **others)
 
 
-CheckpointMinutes = Annotated[
-    float,
-    output(described("checkpoint_minutes", f"Default: {Config.checkpoint_minutes:g}. 0: no checkpoints by time.")),
-]
+CheckpointMinutes = Annotated[float, output(described("checkpoint_minutes", "0: no checkpoints by time."))]
 
 
 @dataclass(frozen=True, kw_only=True)
