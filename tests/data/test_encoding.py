@@ -60,6 +60,35 @@ def test_of_many_texts_the_one_that_cannot_be_encoded_is_named(tokenizer_of):
         encode_each(tokenizer_of(), ["hi", "", "hi"], "row {}".format)
 
 
+def test_many_chats_are_encoded_as_each_alone_is(tokenizer_of, monkeypatch):
+    tokenizer, rendered = tokenizer_of(CHATML, bos=True), list[int]()
+    chats = [[USER], "a text", [USER, {"role": "assistant", "content": "I th"}], [{**USER, "content": "<s> é"}], [USER]]
+    options = {"arguments": {"enable_thinking": False}}
+    alone = [encode_prompt(tokenizer, chat, **options) for chat in chats]
+    whole = tokenizer.apply_chat_template
+    monkeypatch.setattr(
+        tokenizer, "apply_chat_template", lambda chat, **how: rendered.append(len(chat)) or whole(chat, **how)
+    )
+    assert encode_each(tokenizer, chats, str, **options) == alone
+    assert rendered == [3, 1]  # three chats to answer in one call, and one to continue
+    monkeypatch.setattr("rollalloc.data.encoding._TOGETHER", 2)
+    assert encode_each(tokenizer, chats, str, **options) == alone
+    assert rendered[2:] == [2, 1, 1]
+
+
+def test_of_many_chats_the_first_that_cannot_be_rendered_is_named_and_the_others_need_not_be(tokenizer_of):
+    refused, tokenizer = [{"role": "system", "content": "s"}, USER], tokenizer_of(NO_SYSTEM)
+    with pytest.raises(ValueError, match=r"^row 1 begins with a system message"):
+        encode_each(tokenizer, [[USER], refused, "", refused], "row {}".format)
+    called = [USER, {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}]
+    with pytest.raises(ValueError, match=r"^row 0 ends with a tool call"):
+        encode_each(tokenizer_of(CHATML), [called, [USER, {"role": "assistant", "content": "a"}]], "row {}".format)
+    with pytest.raises(
+        ValueError, match=r"^row 1 has messages \(system, user\) and the tokenizer has no chat template"
+    ):
+        encode_each(tokenizer_of(), [[USER], refused], "row {}".format)
+
+
 def test_messages_are_rendered_with_the_generation_prompt(tokenizer_of):
     tokenizer = tokenizer_of(CHATML, bos=True, eos=True)
     assert written(tokenizer, [USER]) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from reprlib import repr as short
-from typing import Any
+from typing import Any, Literal
 
 from rollalloc.files.text import error_text
 
@@ -114,7 +114,7 @@ def encode_each(
     chat_template: str | None = None,
     arguments: Mapping[str, Any] | None = None,
 ) -> list[tuple[int, ...]]:
-    """Encode prompts as `encode_prompt` does. Texts are encoded together, because calls of the tokenizer are slow.
+    """Encode prompts as `encode_prompt` does, many together, because calls of the tokenizer are slow.
 
     Args:
         tokenizer: a Hugging Face tokenizer.
@@ -126,12 +126,51 @@ def encode_each(
     Raises:
         ValueError: a prompt cannot be encoded, see `encode_prompt`.
     """
-    if (ids := _all_texts_ids(tokenizer, prompts)) is not None:
-        return ids
+    by_kind: dict[_Kind, list[int]] = {}
+    for at, prompt in enumerate(prompts):
+        by_kind.setdefault(_kind_of(prompt), []).append(at)
+    ids: dict[int, tuple[int, ...]] = {}
+    for kind, places in by_kind.items():
+        for first in range(0, len(places), _TOGETHER):
+            part = places[first : first + _TOGETHER]
+            made = _ids_together(tokenizer, [prompts[at] for at in part], kind, chat_template, arguments)
+            ids.update(zip(part, made, strict=False))
+    # Prompts that could not be encoded together are encoded one by one, so that an error names the first wrong one.
     return [
-        encode_prompt(tokenizer, prompt, name=name_of(at), chat_template=chat_template, arguments=arguments)
+        ids.get(at)
+        or encode_prompt(tokenizer, prompt, name=name_of(at), chat_template=chat_template, arguments=arguments)
         for at, prompt in enumerate(prompts)
     ]
+
+
+_TOGETHER = 4096  # number of prompts that are encoded in one call; more would need much memory and save little time
+_Kind = Literal["text", "chat", "continued"]
+
+
+def _kind_of(prompt: Any) -> _Kind:
+    """Prompts of one kind can be encoded in one call. The last message of a "continued" chat is the assistant's."""
+    if isinstance(prompt, str):
+        return "text"
+    return "continued" if prompt and prompt[-1].get("role") == "assistant" else "chat"
+
+
+def _ids_together(
+    tokenizer: Any, prompts: Sequence[Any], kind: _Kind, template: str | None, arguments: Mapping[str, Any] | None
+) -> list[tuple[int, ...]]:
+    """Token ids of several prompts of one kind; none at all if one of them must be encoded, or refused, by itself."""
+    try:
+        if kind == "text":
+            each_ids = _texts_ids(tokenizer, prompts)
+        elif any(chat[-1].get("tool_calls") for chat in prompts if kind == "continued"):
+            return []
+        else:
+            chats = [[dict(message) for message in chat] for chat in prompts]
+            each_ids = _rendered_ids(tokenizer, chats, kind == "continued", template, dict(arguments or {}))
+    except Exception:  # a template or a tokenizer may raise anything, or take only one prompt at a time
+        return []
+    known: list[tuple[Any, ...]] = [tuple(each) for each in each_ids]
+    # None stands for a word that the tokenizer does not know.
+    return known if len(known) == len(prompts) and all(None not in each for each in known) else []
 
 
 def completion_text(tokenizer: Any, tokens: Sequence[int], ending: Collection[int]) -> str:
@@ -179,21 +218,13 @@ def _text_ids(tokenizer: Any, text: str) -> list[int | None]:
     return _prefixed(list(tokenizer(text, add_special_tokens=False)["input_ids"]), list(tokenizer(text)["input_ids"]))
 
 
-def _all_texts_ids(tokenizer: Any, prompts: Sequence[Any]) -> list[tuple[int, ...]] | None:
-    """`_text_ids` of several texts; None if a prompt is not text or cannot be encoded together with the others."""
-    if not prompts or not all(isinstance(prompt, str) for prompt in prompts):
-        return None
-    try:
-        bare = tokenizer(list(prompts), add_special_tokens=False)["input_ids"]
-        # If the tokenizer adds no special tokens, `whole` equals `bare`, and need not be computed.
-        adds = not getattr(tokenizer, "is_fast", False) or tokenizer.num_special_tokens_to_add() > 0
-        whole = tokenizer(list(prompts))["input_ids"] if adds else bare
-        ids = [_prefixed(list(one), list(other)) for one, other in zip(bare, whole, strict=True)]
-    except Exception:  # a tokenizer may raise anything, or take only one text at a time
-        return None
-    known = [tuple(token for token in each if token is not None) for each in ids]
-    complete = len(known) == len(prompts) and all(known) and list(map(len, known)) == list(map(len, ids))
-    return known if complete else None
+def _texts_ids(tokenizer: Any, texts: Sequence[str]) -> list[list[int | None]]:
+    """`_text_ids` of several texts."""
+    bare = tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+    # If the tokenizer adds no special tokens, `whole` equals `bare`, and need not be computed.
+    adds = not getattr(tokenizer, "is_fast", False) or tokenizer.num_special_tokens_to_add() > 0
+    whole = tokenizer(list(texts))["input_ids"] if adds else bare
+    return [_prefixed(list(one), list(other)) for one, other in zip(bare, whole, strict=True)]
 
 
 def _prefixed(bare: list[int | None], whole: list[int | None]) -> list[int | None]:
@@ -228,15 +259,7 @@ def _chat_ids(
         )
 
     def rendered(messages: list[dict[str, Any]]) -> Any:
-        return tokenizer.apply_chat_template(
-            messages,
-            chat_template=template,
-            add_generation_prompt=not continues,
-            continue_final_message=continues,
-            tokenize=True,
-            return_dict=False,
-            **arguments,
-        )
+        return _rendered_ids(tokenizer, messages, continues, template, arguments)
 
     try:
         return known_tokens(name, messages, lambda: rendered(messages))
@@ -248,6 +271,19 @@ def _chat_ids(
                 "--no-system`), or use a chat template that accepts them"
             ) from error
         raise
+
+
+def _rendered_ids(tokenizer: Any, chat: Any, continues: bool, template: str | None, arguments: dict[str, Any]) -> Any:
+    """Token ids of a rendered chat, or of each of several chats. `continues`: the model continues the last message."""
+    return tokenizer.apply_chat_template(
+        chat,
+        chat_template=template,
+        add_generation_prompt=not continues,
+        continue_final_message=continues,
+        tokenize=True,
+        return_dict=False,
+        **arguments,
+    )
 
 
 def _refuses_system_messages(rendered: Callable[[list[dict[str, Any]]], Any], messages: list[dict[str, Any]]) -> bool:
