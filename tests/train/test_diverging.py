@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 
 import pytest
 import torch
@@ -51,6 +52,37 @@ def test_a_step_that_is_not_finite_is_not_taken_and_its_batch_is_named(trainer_o
     assert checkpoints(tmp_path) == [1, 2]
     last = lines_of(tmp_path)[-1]
     assert (last["kind"], "optimizer step 3" in last["why"]) == ("failed", True)
+
+
+def test_where_the_optimizer_is_not_fused_a_step_that_is_not_finite_is_not_taken_either(
+    trainer_of, tmp_path, broken_at, monkeypatch
+):
+    monkeypatch.setattr(update, "_can_fuse", lambda parameters: False)
+    trainer = run_of(trainer_of, tmp_path)
+    broken_at(2, math.nan)
+    with pytest.raises(Diverged, match=r"optimizer step 2: .* not taken"):
+        trainer.run()
+    kept = load_file(tmp_path / "checkpoints/1/weights.safetensors")
+    assert all(torch.equal(kept[name], each) for name, each in trainer.updater.model.named_parameters())
+
+
+def test_a_fused_optimizer_goes_on_from_the_checkpoint_of_a_plain_one_with_the_same_steps(
+    trainer_of, tmp_path, monkeypatch
+):
+    with monkeypatch.context() as patched:
+        patched.setattr(update, "_can_fuse", lambda parameters: False)
+        plain = run_of(trainer_of, tmp_path, max_batches=3)
+        plain.run()
+    shutil.rmtree(tmp_path / "checkpoints/3")
+    fused = run_of(trainer_of, tmp_path, max_batches=3)
+    assert fused.resume() == 2
+    begun = [each.clone() for each in fused.updater.model.parameters()]
+    fused.run()
+    assert (plain.updater.optimizer.defaults["fused"], fused.updater.optimizer.defaults["fused"]) == (False, True)
+    pairs = zip(plain.updater.model.parameters(), fused.updater.model.parameters(), begun, strict=True)
+    for expected, made, before in pairs:
+        torch.testing.assert_close(made, expected, rtol=1e-5, atol=1e-6)
+        assert (made - before).abs().max() > 1e-5  # a step was taken
 
 
 def test_the_run_that_was_resumed_is_the_one_that_did_not_diverge(trainer_of, tmp_path, monkeypatch, broken_at):

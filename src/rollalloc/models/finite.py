@@ -34,27 +34,39 @@ def check_figures(figures: Mapping[str, float], step: int, consequence: str) -> 
         raise Diverged(f"{' and '.join(wrong)} in optimizer step {step}: the training diverged, and {consequence}")
 
 
-def check_tensors(named: Iterable[tuple[str, Tensor]], when: str) -> None:
-    """Raise an error if a weight is not finite. Waits for the device once.
+def check_tensors(named: Iterable[tuple[str, Tensor]], when: str, norm: float | None = None) -> None:
+    """Raise an error if a weight is not finite. Waits for the device once, or not at all where a finite norm is given.
 
     Args:
         named: tensors by name.
         when: the moment, for the message, for example "after optimizer step 3".
+        norm: `norm_of` the tensors, if it is known.
 
     Raises:
         Diverged: an entry is NaN or infinite. The message names the first such tensor.
     """
+    if norm is not None and isfinite(norm):
+        return
     if (name := first_not_finite(named)) is not None:
         raise Diverged(f"weights are not finite {when}: the first of them is {name}")
 
 
 def first_not_finite(named: Iterable[tuple[str, Tensor]]) -> str | None:
     """The name of the first tensor with an entry that is NaN or infinite; None if there is none. Not all dtypes are read."""
-    read = [(name, tensor) for name, tensor in named if tensor.dtype in _FLOATS and tensor.numel()]
-    # The norm reads all tensors at once. It is infinite for huge finite entries, too, so what it finds is read again.
-    if not read or get_total_norm([tensor for _, tensor in read]).isfinite():
+    read = _read(named)
+    # The norm is infinite for huge finite entries, too, so what it finds is read again.
+    if norm_of(read).isfinite():
         return None
     return next((name for name, tensor in read if not tensor.isfinite().all()), None)
+
+
+def norm_of(named: Iterable[tuple[str, Tensor]]) -> Tensor:
+    """The norm over all entries that are read, on their device. It is not finite if one entry is NaN or infinite."""
+    return get_total_norm([tensor for _, tensor in _read(named)])
+
+
+def _read(named: Iterable[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
+    return [(name, tensor) for name, tensor in named if tensor.dtype in _FLOATS and tensor.numel()]
 
 
 def in_batch(error: Diverged, batch: Batch, name_of: Callable[[int], str], saved: str) -> Diverged:

@@ -20,7 +20,7 @@ from rollalloc.core.seeds import rng
 from rollalloc.generate.sampler import Generation
 from rollalloc.models.averaging import WeightAverage
 from rollalloc.models.checkpoint import FILES, TRAINED, Checkpoint
-from rollalloc.models.finite import check_figures, check_tensors
+from rollalloc.models.finite import check_figures, check_tensors, norm_of
 from rollalloc.models.likelihood import Tokens, completion_logprobs, sent
 from rollalloc.models.policy import Policy, computing, digest_of, in_bf16
 from rollalloc.models.recomputing import recomputing
@@ -85,7 +85,7 @@ class Updater:
         self.model = self._average.model
         self._parameters = [parameter for _, parameter in trained(self.model)]
         adam = {"lr": config.learning_rate, "betas": config.betas, "weight_decay": config.weight_decay}
-        self.optimizer = torch.optim.AdamW(self._parameters, **adam)
+        self.optimizer = torch.optim.AdamW(self._parameters, **adam, fused=_can_fuse(self._parameters))
         self.steps = 0
         self._between_passes: Callable[[], None] | None = None
         self.reference = deepcopy(policy.model).requires_grad_(False) if config.loss.kl else None
@@ -239,17 +239,29 @@ class Updater:
     def _step(self, examples: Sequence[Example], spent: float | None) -> dict[str, float]:
         """Take one optimizer step on the loss of a mini-batch."""
         names, figures = self._backward(examples)
-        norms = torch.nn.utils.clip_grad_norm_(self._parameters, self.config.max_grad_norm)
-        *found, norm = torch.cat([figures, norms.double()[None]]).tolist()  # waits for the device
+        norm = torch.nn.utils.clip_grad_norm_(self._parameters, self.config.max_grad_norm)
+        figures = torch.cat([figures, norm.double()[None]])
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.config.learning_rate * self.config.schedule.share(self.steps + 1, spent)
+        size = self._stepped(figures)
+        *found, norm, size = torch.cat([figures, size.double()[None]]).tolist()  # waits for the device, once a step
         measured = {"the loss": found[0], "the gradient's norm": norm}
         check_figures(measured, self.steps + 1, "the step was not taken")
         self.steps += 1
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.config.learning_rate * self.config.schedule.share(self.steps, spent)
-        self.optimizer.step()
-        check_tensors(trained(self.model), f"after optimizer step {self.steps}")
+        check_tensors(trained(self.model), f"after optimizer step {self.steps}", size)
         self._average.take(self.steps, len(examples))
         return {**dict(zip(names, found, strict=True)), "grad_norm": norm}
+
+    def _stepped(self, figures: Tensor) -> Tensor:
+        """Let AdamW take its step if all figures are finite, and return the norm of the weights after it."""
+        whole = figures.isfinite().all()
+        if self.optimizer.defaults["fused"]:
+            # The fused kernel reads this number on the device, as it does for a `GradScaler`: at 1 it changes nothing.
+            self.optimizer.found_inf = (~whole).float()  # pyright: ignore[reportAttributeAccessIssue]
+            self.optimizer.step()
+        elif whole:
+            self.optimizer.step()
+        return norm_of(trained(self.model))
 
     def _backward(self, examples: Sequence[Example]) -> tuple[tuple[str, ...], Tensor]:
         """Accumulate the gradient of a mini-batch's loss. Return names and values of the loss and other figures.
@@ -333,6 +345,11 @@ class Updater:
 
     def _recomputing(self) -> AbstractContextManager[None]:
         return recomputing(self.model) if self.config.gradient_checkpointing else nullcontext()
+
+
+def _can_fuse(parameters: Sequence[Tensor]) -> bool:
+    """Whether AdamW can update all parameters in one kernel: the same step but for rounding, 3 to 4 times as fast."""
+    return all(each.device.type in ("cpu", "cuda") and each.is_floating_point() for each in parameters)
 
 
 def _measured(examples: Sequence[Example]) -> list[Example]:
