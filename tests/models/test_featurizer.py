@@ -132,7 +132,7 @@ def test_no_forward_pass_is_larger_than_asked(monkeypatch):
         ([(-1, 3)], {}, "got -1 to 3"),
         ([(1,), (1,) * 65], {}, "prompt 1 has 65 tokens, but the model's context is 64"),
         ([(1,)], {"width": 0}, "width must be a whole number of at least 1, got 0"),
-        ([(1,)], {"width": 5000}, "width must be at most 4096, got 5000"),
+        ([(1,)], {"width": 1025}, "width must be at most 1024, got 1025"),
         ([(1,)], {"seed": -1}, "seed must be a whole number of at least 0, got -1"),
         ([(1,)], {"batch_tokens": 0}, "batch_tokens must be a whole number of at least 1, got 0"),
     ],

@@ -31,6 +31,13 @@ def after(predictor=None, visits=None, features=LINE):
     return predictor, memory
 
 
+def test_features_too_wide_for_a_fit_are_refused_with_how_to_project_them():
+    with pytest.raises(
+        ValueError, match=r"'mine': expected at most 1,024 columns, got 2,048.*own_features\(\{'mine': array"
+    ):
+        Predictor().init(3, {"narrow": 1024, "mine": 2048})
+
+
 def test_the_weight_of_an_expert_by_hand():
     np.testing.assert_allclose(mixture(np.log([7.0, 14.0, 28.0]) + 5000), [4 / 7, 2 / 7, 1 / 7])
 

@@ -29,11 +29,30 @@ def test_a_fit_is_where_the_score_by_hand_is_zero():
     weight_K, count_K, offset_K = np.array([1.0, 0.5]), np.array([1.0, 4.0]), np.array([0.0, -1.0])
     rate_K = 1 / (1 + np.exp([-1.5, 1.5]))  # z = 1 + 1/2 + 0, and -1 + 1/2 - 1
     hits_K = count_K * rate_K + np.array([0.0525, -0.0475]) / weight_K
-    theta_F, precision_FF = ridge.fit(phi_KF, hits_K, count_K, weight_K, offset_K, 0.1, np.zeros(2))
+    fitted_RF, precisions = ridge.fit(phi_KF, hits_K, count_K, weight_K, offset_K, [0.1], np.zeros((1, 2)))
+    (theta_F,), (precision_FF,) = fitted_RF, precisions
     np.testing.assert_allclose(theta_F, [1.0, 0.5], atol=5e-3)
     # P = Σ w n σ(1 - σ) φφᵀ + Λ; σ(1 - σ) = .149 for both, w n = 1 and 2
     s = 0.14914645
     np.testing.assert_allclose(precision_FF, [[3 * s + 0.1, -s], [-s, 3 * s + 0.01]], rtol=0.02)
+
+
+def test_each_ridge_ends_where_it_would_alone_with_its_own_precision():
+    """The ridges differ by factors of 1,000, so that the matrix that they share is far from right for two of them."""
+    draws = np.random.default_rng(0)
+    phi_KF = np.hstack([draws.standard_normal((400, 6)), np.ones((400, 1))])
+    count_K = draws.integers(1, 5, 400).astype(float)
+    hits_K = draws.binomial(count_K.astype(int), ridge.sigmoid(phi_KF @ np.array([3, -2, 1, 0, 0, 0, -1.0]))).astype(
+        float
+    )
+    events = hits_K, count_K, draws.random(400), draws.standard_normal(400) / 4
+    ridges = [0.01, 10.0, 1e4]
+    thetas_RF, precisions_RFF = ridge.fit(phi_KF, *events, ridges, np.zeros((3, 7)))
+    for strength, theta_F, precision_FF in zip(ridges, thetas_RF, precisions_RFF, strict=True):
+        (alone_F,), (alone_FF,) = ridge.fit(phi_KF, *events, [strength], np.zeros((1, 7)))
+        np.testing.assert_allclose(theta_F, alone_F, atol=2e-3)
+        np.testing.assert_allclose(precision_FF, alone_FF, rtol=5e-3, atol=0.05)
+    assert np.abs(thetas_RF[0] - thetas_RF[2]).max() > 1
 
 
 def test_moments_are_those_of_the_posterior_by_hand():

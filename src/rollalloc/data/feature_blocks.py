@@ -15,9 +15,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from rollalloc.core.recipe import at_least
 from rollalloc.core.seeds import rng
+from rollalloc.predict.predictor import WIDEST
 
 WIDTH = 256  # default maximum number of columns of a block
-WIDEST = 4096
 _SCALE = 4.0  # root mean square length of a row
 _NOISE = 1e-6  # a smaller standard deviation, relative to a column's root mean square, may be float32's rounding
 _FAINT = 1e-30  # smaller standard deviations have too few digits in float32
@@ -77,7 +77,7 @@ def check_width(width: int) -> None:
     """Check that a width (number of columns) is in its range.
 
     Raises:
-        ValueError: `width` is not in [1, 4096].
+        ValueError: `width` is not in [1, `WIDEST`].
     """
     at_least("width", width, 1)
     if width > WIDEST:

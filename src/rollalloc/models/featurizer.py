@@ -63,7 +63,7 @@ def features_of(
         model: a model in any mode. There must be memory for the hidden states of all layers of one batch.
         tokens: N prompts of at least one token id each.
         pad_id: any id in the vocabulary, because padding is masked.
-        width: maximum number of columns of a block, in [1, 4096].
+        width: maximum number of columns of a block, in [1, 1024].
         seed: seed of projection, hash and sample.
         batch_tokens: maximum number of tokens of a forward pass, with padding; at least 1. A longer prompt gets a pass of
             its own.

@@ -17,6 +17,7 @@ Memory = dict[str, Any]  # the state: numpy arrays, numbers, strings and lists o
 
 SILENT = 1e-4  # predictions for draws skip a block of features if all its experts have smaller weights than this
 _LEAST_RIDGE = 1e-4  # with a smaller ridge, nearly equal columns would make the fit numerically singular
+WIDEST = 1024  # maximum number of columns of a block; the time of a fit grows with the square and more
 FADED = 0.03  # a fit leaves out events with a smaller weight than this
 
 
@@ -108,10 +109,19 @@ class Predictor:
 
         Args:
             prompts: N, at least 1.
-            widths: number of columns of each block of features, at least 1. Empty: there are no features.
+            widths: number of columns of each block of features, in [1, `WIDEST`]. Empty: there are no features.
             prior_N: prior success rate of each prompt, in [0, 1], NaN if unknown; shape (N,). A prior counts for
                 `prior_weight` rollouts in the prompt's record.
+
+        Raises:
+            ValueError: a block has more than `WIDEST` columns.
         """
+        for name, width in widths.items():
+            if width > WIDEST:
+                raise ValueError(
+                    f"features {name!r}: expected at most {WIDEST:,} columns, got {width:,}, with which a fit takes many "
+                    f"seconds; project them to 256, for example: rollalloc.data.features.own_features({{{name!r}: array}})"
+                )
         given_N = np.full(prompts, np.nan) if prior_N is None else np.asarray(prior_N, np.float64)
         known_N = ~np.isnan(given_N)
         count_N = known_N * self.prior_weight
@@ -366,12 +376,10 @@ class Predictor:
             if not memory["fits"]:
                 memory[f"centre/{name}"], memory[f"scale/{name}"] = ridge.measure(rows_KD)
             phi_KF = ridge.design(rows_KD, memory[f"centre/{name}"], memory[f"scale/{name}"]).astype(np.float64)
-            fits = [
-                ridge.fit(phi_KF, hits_K, count_K, weight_K, offset_K, penalty, theta_F)
-                for penalty, theta_F in zip(self.ridges, memory[f"theta/{name}"], strict=True)
-            ]
-            memory[f"theta/{name}"] = np.array([theta_F for theta_F, _ in fits])
-            memory[f"basis/{name}"], memory[f"spread/{name}"] = ridge.spread(np.array([spread for _, spread in fits]))
+            memory[f"theta/{name}"], precision_RFF = ridge.fit(
+                phi_KF, hits_K, count_K, weight_K, offset_K, self.ridges, memory[f"theta/{name}"]
+            )
+            memory[f"basis/{name}"], memory[f"spread/{name}"] = ridge.spread(precision_RFF)
         memory["fits"] += bool(at.size)
         memory["drift_fits"] = [memory["drift_fits"][1], memory["drift"]]
         memory["event_fits"] = [memory["event_fits"][1], memory["seen"]]
