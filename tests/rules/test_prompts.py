@@ -2,6 +2,8 @@
 
 # pyright: reportArgumentType=false, reportCallIssue=false
 
+from collections import Counter
+
 import numpy as np
 import pytest
 
@@ -48,6 +50,22 @@ def test_shuffled_draws_a_prompt_that_was_freed_after_its_turn_before_the_epoch_
     free_N[early[0]] = True  # e.g. surplus: it may be drawn again now
     assert len(rule.pick(memory, 3, free_N, VIEW, rng(0, "pick", 2))) == 2
     assert rule.pick(memory, 1, np.zeros(4, bool), VIEW, rng(0, "pick", 3)) == []
+
+
+def test_few_free_prompts_of_many_are_shuffled_alone_with_the_same_distribution(monkeypatch):
+    monkeypatch.setattr(prompts, "_LARGE", 0)
+    rule, table, free, orders = prompts.Shuffled(), PromptTable(100), [2, 3, 41, 99], Counter()
+    for seed in range(480):
+        memory, free_N = rule.init(table), np.isin(np.arange(100), free)
+        picked = rule.pick(memory, 4, free_N, VIEW, rng(seed, "pick", 0))
+        assert sorted(picked) == free
+        assert sorted(memory["order"].tolist()) == list(range(100))
+        orders[tuple(picked)] += 1
+        free_N[:] = False
+        free_N[7] = True  # what comes back after its turn is drawn before the pass ends
+        assert rule.pick(memory, 1, free_N, VIEW, rng(seed, "pick", 1)) == [7]
+    assert len(orders) == 24  # each order of four is expected 20 times
+    assert max(orders.values()) <= 40
 
 
 @pytest.mark.parametrize(("groups", "count"), [(4, 5), (3, 8), (5, 5), (1, 3)])

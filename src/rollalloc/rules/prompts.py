@@ -36,19 +36,11 @@ class Shuffled(PromptRule):
 
         Prompts that were not drawn in this pass come first. Then the order is shuffled, and a new pass begins.
         """
-        picked, order, cursor = list(taken), memory["order"], int(memory["cursor"])
-        wanted = len(taken) + k
-        while len(picked) < wanted and cursor < order.size:  # search in blocks, to skip evicted prompts fast
-            missing = wanted - len(picked)
-            block = order[cursor : cursor + 4 * missing + 64]
-            at = np.flatnonzero(_free(block, free_N, picked))[:missing]
-            picked += block[at].tolist()
-            cursor += int(at[-1]) + 1 if len(at) == missing else len(block)
-        if missing := wanted - len(picked):
-            rng.shuffle(order)
-            at = np.flatnonzero(_free(order, free_N, picked))[:missing]
-            picked += order[at].tolist()
-            cursor = int(at[-1]) + 1 if len(at) == missing else order.size
+        picked, order, wanted = list(taken), memory["order"], len(taken) + k
+        cursor = _search(order, int(memory["cursor"]), free_N, wanted, picked)
+        if len(picked) < wanted:
+            _shuffle(order, free_N, rng)
+            cursor = _search(order, 0, free_N, wanted, picked)
         memory["cursor"] = cursor
         return picked[len(taken) :]
 
@@ -58,9 +50,38 @@ class Shuffled(PromptRule):
         return {"k prompts, or all that are free": len(picked) == min(k, int(np.count_nonzero(free_N)))}
 
 
-def _free(block: NDArray[np.int32], free_N: NDArray[np.bool_], picked: list[int]) -> NDArray[np.bool_]:
-    """For each prompt of a block: whether it is free and not in `picked`."""
-    return free_N[block] & ~np.isin(block, picked) if picked else free_N[block]
+def _search(order: NDArray[np.int32], cursor: int, free_N: NDArray[np.bool_], wanted: int, picked: list[int]) -> int:
+    """Add free prompts to `picked` until it has `wanted`, in order from the cursor on. Return the cursor after them."""
+    size = 4 * (wanted - len(picked)) + 64
+    while len(picked) < wanted and cursor < order.size:  # search in growing blocks, to skip evicted prompts fast
+        missing = wanted - len(picked)
+        block = order[cursor : cursor + size]
+        at = np.flatnonzero(free_N[block])
+        if picked:
+            at = at[~np.isin(block[at], picked)]
+        at = at[:missing]
+        picked += block[at].tolist()
+        cursor += int(at[-1]) + 1 if len(at) == missing else len(block)
+        size *= 2
+    return cursor
+
+
+_LARGE, _FEW = 1 << 20, 8  # up to this number of prompts, or if a larger share than 1 / 8 is free, all are shuffled
+
+
+def _shuffle(order: NDArray[np.int32], free_N: NDArray[np.bool_], rng: np.random.Generator) -> None:
+    """Shuffle the order in place. If few of many prompts are free, bring these to the front and shuffle them alone.
+
+    A pass through the order then begins with the same distribution, but ten million prompts are not shuffled to draw ten.
+    """
+    if order.size <= _LARGE or _FEW * np.count_nonzero(free_N) > order.size:
+        rng.shuffle(order)
+        return
+    places = np.flatnonzero(free_N[order])
+    free, front = order[places], order[: places.size].copy()
+    order[places[places >= places.size]] = front[~free_N[front]]
+    rng.shuffle(free)
+    order[: places.size] = free
 
 
 @dataclass(frozen=True, slots=True)
