@@ -157,6 +157,8 @@ class PromptPool:
         if self.should_warn or share >= 2 * LEAST_SHARE:
             self._said = halved
 
+    _SAVED = ("epoch", "dry", "due_N", "evicted_N", "revived", "by_version", "said", "speaks")
+
     def state_dict(self) -> dict[str, Any]:
         """The complete state as JSON data."""
         return {
@@ -172,7 +174,7 @@ class PromptPool:
 
     def load_state_dict(self, state: dict[str, Any], source_N: NDArray[np.int64] | None = None) -> None:
         """Restore a saved pool. `source_N` gives each prompt's index in the saved pool, -1 for a new prompt."""
-        exact_keys(state, self.state_dict(), "pool")
+        exact_keys(state, self._SAVED, "pool")
         move_in(self.due_N, state["due_N"], source_N, "pool, due_N")
         self.barred = int(np.count_nonzero(self.due_N == _NEVER))
         self.away = int(np.count_nonzero(self.due_N >= _ON_VERSION))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import inf, isfinite
+from operator import attrgetter
 from typing import Any, cast
 
 import numpy as np
@@ -27,46 +28,54 @@ from rollalloc.core.phase import OVER, Phase
 from rollalloc.core.recipe import Recipe
 from rollalloc.core.rule import CAUSES, PromptRule
 from rollalloc.core.run import Run
+from rollalloc.core.statistics import PromptStatistics
 from rollalloc.core.table import GONE, PromptTable, place
 
 SCHEMA = 18
 _IN_FLIGHT = frozenset({Phase.RUNNING, Phase.WAITING, Phase.READY})
+_GROUP = tuple(Group(0, Drawn(GONE), 0, PromptStatistics(1)).state_dict())
 _COUNTS = ("version", "next_group", "next_rollout", "barren", "failing", "replayed")
 
 
-def dump(run: Run) -> dict[str, Any]:
-    """The complete state as JSON data. Arrays are stored as {dtype, shape, base64}."""
-    flight = run.flight
-    return {name: getattr(run, name) for name in _COUNTS} | {
-        "schema": SCHEMA,
-        "recipe": run.recipe.description,
-        "seed": run.seed,
-        "prompts": run.table.state_dict(),
-        "kl_sum": run.kl_sum,
-        "finished": run.finished,
-        "cancel": [int(rollout) for rollout in run.cancel],
-        "release": [int(rollout) for rollout in run.release],
-        "accounts": dict(run.accounts),
-        "budgets": run.budgets.state_dict(),
-        "statistics": run.statistics.state_dict(),
-        "pool": run.pool.state_dict(),
-        "memory": pack_tree(run.memory),
-        "size_memory": pack_tree(run.size_memory),
-        "drawn": [[*drawn, epoch] for drawn, epoch in run.drawn],
-        "groups": [group.state_dict() for group in flight.groups.values()],
-        "touched": list(flight.touched),
-        "stopped": [[rollout, group.id] for rollout, group in flight.stopped.items()],
-        "trailing": [group.state_dict() for group in flight.trailing()],
-        "batch": run.batch
+# What a state contains, and how each part is made of a run. `load` compares only the names, without making the parts.
+_PARTS: dict[str, Callable[[Run], Any]] = {
+    **{name: attrgetter(name) for name in _COUNTS},
+    "schema": lambda run: SCHEMA,
+    "recipe": lambda run: run.recipe.description,
+    "seed": lambda run: run.seed,
+    "prompts": lambda run: run.table.state_dict(),
+    "kl_sum": lambda run: run.kl_sum,
+    "finished": lambda run: run.finished,
+    "cancel": lambda run: [int(rollout) for rollout in run.cancel],
+    "release": lambda run: [int(rollout) for rollout in run.release],
+    "accounts": lambda run: dict(run.accounts),
+    "budgets": lambda run: run.budgets.state_dict(),
+    "statistics": lambda run: run.statistics.state_dict(),
+    "pool": lambda run: run.pool.state_dict(),
+    "memory": lambda run: pack_tree(run.memory),
+    "size_memory": lambda run: pack_tree(run.size_memory),
+    "drawn": lambda run: [[*drawn, epoch] for drawn, epoch in run.drawn],
+    "groups": lambda run: [group.state_dict() for group in run.flight.groups.values()],
+    "touched": lambda run: list(run.flight.touched),
+    "stopped": lambda run: [[rollout, group.id] for rollout, group in run.flight.stopped.items()],
+    "trailing": lambda run: [group.state_dict() for group in run.flight.trailing()],
+    "batch": lambda run: (
+        run.batch
         and {
             "rows": [*map(list, run.batch.rows)],
             "version": run.batch.version,
             "short_because": run.batch.short_because,
-        },
-        "kept": [list(row) for row in run.kept.values()],
-        "teaching": run.teaching.state_dict(),
-        "selection": run.selection.state_dict(),
-    }
+        }
+    ),
+    "kept": lambda run: [list(row) for row in run.kept.values()],
+    "teaching": lambda run: run.teaching.state_dict(),
+    "selection": lambda run: run.selection.state_dict(),
+}
+
+
+def dump(run: Run) -> dict[str, Any]:
+    """The complete state as JSON data. Arrays are stored as {dtype, shape, base64}."""
+    return {name: part(run) for name, part in _PARTS.items()}
 
 
 def load(
@@ -107,8 +116,7 @@ def _check_origin(run: Run, state: dict[str, Any], accept_recipe: bool) -> None:
         raise ValueError(
             f"expected schema {SCHEMA}, got {state['schema']!r}; resume with the version of rollalloc that saved it"
         )
-    # The keys of a new run's state, so that no list of them can be forgotten.
-    exact_keys(state, dump(run), "keys")
+    exact_keys(state, _PARTS, "keys")
     if state["seed"] != run.seed:
         raise ValueError(
             f"saved with seed {state['seed']!r}, got seed {run.seed}; construct the allocator with the saved seed"
@@ -242,7 +250,7 @@ def _load_drawn(saved: Sequence[Any], here: _Renumbering) -> Drawn:
 
 def _load_group(run: Run, saved: dict[str, Any], here: _Renumbering, stages: int, *, trailing: bool) -> Group:
     """Load a group in flight. A `trailing` group is over, but has cancelled rollouts in flight."""
-    exact_keys(saved, Group(0, Drawn(GONE), 0, run.statistics).state_dict(), "group")
+    exact_keys(saved, _GROUP, "group")
     group = Group.of_state(saved, _load_drawn(saved["drawn"], here), run.statistics)
     _check_group(run, group, stages, OVER if trailing else _IN_FLIGHT)
     if trailing and (group.running or group.owed):
