@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import repeat
+from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import chain, repeat
 from math import isfinite
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -13,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from rollalloc.core.decisions import choose
 from rollalloc.core.errors import RuleError
 from rollalloc.core.events import Batch, Row
-from rollalloc.core.group import Group
+from rollalloc.core.group import Group, parts
 from rollalloc.core.lifecycle import close, discard_waiting, drop
 from rollalloc.core.phase import Phase
 from rollalloc.core.prompt_pool import NOW
@@ -72,7 +74,7 @@ class _Choice(NamedTuple):
 
     chosen: list[int]
     weights: list[float]
-    advantages: NDArray[np.float64]
+    advantages: list[float]
 
 
 def _choose_rows(run: Run, group: Group) -> _Choice:
@@ -89,24 +91,27 @@ def _choose_rows(run: Run, group: Group) -> _Choice:
 def _credit_over_batch(run: Run, groups: list[Group], choices: list[_Choice]) -> list[_Choice]:
     """Return the same rows with the advantages that the batch rule computes over the whole batch."""
     rule: Any = run.recipe.over_batch
-    chosen = [np.array(choice.chosen, np.int64) for choice in choices]
-    answer = rule([choice.advantages for choice in choices], [group.view for group in groups], chosen, run.view())
+    sizes = [len(choice.chosen) for choice in choices]
+    chosen = parts(list(chain.from_iterable(choice.chosen for choice in choices)), sizes, np.int64)
+    before = parts(list(chain.from_iterable(choice.advantages for choice in choices)), sizes, np.float64)
+    answer = rule(before, [group.view for group in groups], chosen, run.view())
     if not hasattr(answer, "__len__") or len(answer) != len(choices):
         raise RuleError(f"{rule!r} must give the advantages of {len(choices)} groups, got {answer!r}")
     return [
-        choice._replace(advantages=_checked_advantages(rule, advantages, len(choice.chosen)))
-        for choice, advantages in zip(choices, answer, strict=True)
+        _Choice(choice.chosen, choice.weights, _checked_advantages(rule, advantages, size))
+        for choice, advantages, size in zip(choices, answer, sizes, strict=True)
     ]
 
 
-def _checked_advantages(rule: Any, answer: ArrayLike, count: int) -> NDArray[np.float64]:
+def _checked_advantages(rule: Any, answer: ArrayLike, count: int) -> list[float]:
     try:
         advantages_M = np.asarray(answer, np.float64)
     except (TypeError, ValueError):
-        advantages_M = None
-    if advantages_M is None or advantages_M.shape != (count,) or not all(map(isfinite, advantages_M.tolist())):
+        advantages_M = np.empty((0, 0))
+    advantages: list[Any] = advantages_M.tolist()
+    if advantages_M.shape != (count,) or not all(map(isfinite, advantages)):
         raise RuleError(f"{rule!r} must give {count} finite advantages, got {answer!r}")
-    return advantages_M
+    return advantages
 
 
 def _replays(run: Run) -> list[Row]:
@@ -125,20 +130,20 @@ def _train(run: Run, group: Group, choice: _Choice) -> list[Row]:
     """Close the group as trained and return its rows."""
     chosen, done = choice.chosen, group.view.in_order
     trained = [done[at] for at in chosen]
-    kept = set(chosen)
-    if len(kept) < len(done):
+    if len(chosen) < len(done):
+        kept = set(chosen)
         # No update needs these, so they are free now. The rows of the batch are free after `Updated`.
         run.release.extend(other.rollout for at, other in enumerate(done) if at not in kept)
     # Rows without an advantage change no weight (unless the loss has other terms), so they count as what they are.
-    fate = "trained" if choice.advantages.any() else "zero_variance"
+    fate = "trained" if any(choice.advantages) else "zero_variance"
     run.accounts[fate] += len(chosen)
     run.accounts["unselected"] += len(done) - len(chosen)
     run.selection.train(group, [each.tokens for each in trained])
     close(run, group, Phase.TRAINED, fate, group.until)
     rollouts, versions = map(_rollout, trained), map(_version, trained)
-    advantages: list[float] = choice.advantages.tolist()
+    fields = rollouts, repeat(group.prompt), repeat(group.id), choice.advantages, choice.weights, versions, repeat(0)
     # There may be thousands of rows. A Python loop over them would take longer than the rest of `make_batch`.
-    return list(map(Row, rollouts, repeat(group.prompt), repeat(group.id), advantages, choice.weights, versions))
+    return list(map(_row, zip(*fields, strict=False)))
 
 
 def _checked_rows(
@@ -157,4 +162,6 @@ def _checked_rows(
     return chosen, weights
 
 
+# Makes a row from an iterable of its fields, in half the time of `Row(...)`.
+_row: Callable[[Iterable[Any]], Row] = partial(tuple.__new__, Row)  # pyright: ignore
 _id, _rollout, _version = map(attrgetter, ("id", "rollout", "version"))

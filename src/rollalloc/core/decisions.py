@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from functools import partial
 from math import inf, isfinite
 from operator import index
 from typing import Any
@@ -189,6 +191,10 @@ def _is_possible(drawn: Drawn) -> bool:
     )
 
 
+# Makes an order from its fields, in half the time of `Order(...)`.
+_order: Callable[[Iterable[Any]], Order] = partial(tuple.__new__, Order)  # pyright: ignore
+
+
 def hand_out(run: Run, capacity: int | None) -> tuple[Order, ...]:
     """Turn decided rollouts into orders, later stages first. If the capacity does not suffice, the last order is split."""
     owed = run.budgets.owed
@@ -204,8 +210,9 @@ def hand_out(run: Run, capacity: int | None) -> tuple[Order, ...]:
             group = owing[0]
             for stage, ids in group.hand_out(left):
                 left -= len(ids)
-                owner.update(dict.fromkeys(ids, group))
-                orders.append(Order(group.id, group.prompt, stage, ids))
+                for rollout in ids:
+                    owner[rollout] = group
+                orders.append(_order((group.id, group.prompt, stage, ids)))
             if not group.owed:  # all its rollouts were ordered already, or it was dropped
                 owing.popleft()
     run.budgets.owed -= room - left

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from rollalloc.core.group import Group
 from rollalloc.core.phase import FOLLOWING, OVER, Phase
 
+_DRAWN, _RUNNING, _READY = Phase.DRAWN, Phase.RUNNING, Phase.READY  # attribute lookup on an Enum is slow
+
 
 class Flight:
     """All groups between the draw of their prompt and their end.
@@ -53,17 +55,17 @@ class Flight:
         self._enter(group)
 
     def _leave(self, group: Group) -> None:
-        if group.phase is Phase.RUNNING:
+        if group.phase is _RUNNING:
             self.running_S[group.stage] -= 1
         # A group that is only drawn is in no index.
-        elif group.phase is not Phase.DRAWN:
+        elif group.phase is not _DRAWN:
             del self.waiting_S[self._passed(group)][group.id]
 
     def _enter(self, group: Group) -> None:
         if group.phase in OVER:
             del self.groups[group.id]
             self.touched.pop(group.id, None)
-        elif group.phase is Phase.RUNNING:
+        elif group.phase is _RUNNING:
             self.groups[group.id] = group
             self.running_S[group.stage] += 1
         else:
@@ -71,7 +73,7 @@ class Flight:
 
     def _passed(self, group: Group) -> int:
         """The index in `waiting_S` for this group. A ready group has the last index, even if it skipped stages."""
-        return -1 if group.phase is Phase.READY else group.stage
+        return -1 if group.phase is _READY else group.stage
 
     def waiting(self) -> list[Group]:
         """All groups that wait, ready or not, sorted by stage and id."""

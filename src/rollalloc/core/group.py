@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from itertools import groupby
+from dataclasses import fields
+from itertools import accumulate, groupby, pairwise
 from math import isfinite, isnan
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -78,9 +79,10 @@ class Group:
 
     def hand_out(self, most: int) -> Sequence[tuple[int, tuple[int, ...]]]:
         """Mark at most `most` decided rollouts as running. Return these rollouts, grouped by the stage that ordered them."""
-        now = self.owed[:most]
+        now, running = self.owed[:most], self.running
         del self.owed[:most]
-        self.running.update(dict.fromkeys(now))
+        for rollout in now:
+            running[rollout] = None
         return self.by_stage(now)
 
     def stage_of(self, rollout: int) -> int:
@@ -209,6 +211,8 @@ class GroupView:
     uncertainties_G: NDArray[np.float64] = _column("uncertainty", np.float64)
     stages_G: NDArray[np.int64] = _column("stage", np.int64)
 
+    __slots__ = ("_cached", "_group", "_sorted_at", "_statistics")
+
     def __init__(self, group: Group, statistics: PromptStatistics) -> None:
         self._group, self._statistics = group, statistics
         self._sorted_at = -1
@@ -313,14 +317,16 @@ class GroupView:
 
     @property
     def _columns(self) -> _Columns:
+        group = self._group
         # Results are only ever added, so the arrays are valid while their number is the same.
-        if self._sorted_at != len(self._group.done):
-            self._sorted_at = len(self._group.done)
-            self._cached = _Columns(sorted(self._group.done, key=_rollout), self._group.spans)
+        if self._sorted_at != len(group.done):
+            self._sorted_at = len(group.done)
+            self._cached = _Columns(sorted(group.done, key=_rollout), group.spans)
         return self._cached
 
 
-_rollout, _tokens = map(attrgetter, ("rollout", "tokens"))
+_FIELDS = {field.name: attrgetter(field.name) for field in fields(Done)}
+_rollout, _tokens = _FIELDS["rollout"], _FIELDS["tokens"]
 
 
 class _Columns:
@@ -329,7 +335,7 @@ class _Columns:
     __slots__ = ("_made", "_spans", "done")
 
     def __init__(self, done: list[Done], spans: list[int]) -> None:
-        self.done, self._spans = done, list(spans)
+        self.done, self._spans = done, spans  # spans of later stages begin after every rollout in `done`
         self._made: dict[str, NDArray[Any]] = {}
 
     def __call__(self, name: str, dtype: Any) -> NDArray[Any]:
@@ -339,10 +345,16 @@ class _Columns:
             if name == "stage":
                 values = [bisect_right(self._spans, done.rollout) - 1 for done in self.done]
             else:
-                values = list(map(attrgetter(name), self.done))
+                values = list(map(_FIELDS[name], self.done))
             column = self._made[name] = np.array(values, dtype)
             column.flags.writeable = False
         return column
+
+
+def parts(flat_R: ArrayLike, sizes: Sequence[int], dtype: Any = None) -> list[NDArray[Any]]:
+    """Split values over a whole batch into one array for each group, of these sizes."""
+    flat_R = np.asarray(flat_R, dtype)
+    return [flat_R[first:end] for first, end in pairwise(accumulate(sizes, initial=0))]
 
 
 def as_floats(values: ArrayLike, name: str) -> NDArray[np.float64]:

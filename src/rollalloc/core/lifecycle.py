@@ -240,9 +240,9 @@ def _end_stopped(run: Run, event: Done | Failed | Cancelled) -> None:
 def _inform_sizes(run: Run, group: Group) -> None:
     """Let the size rules learn from a visit, once the group is over and all its cancelled rollouts have ended."""
     # Not earlier: the lengths of a visit are complete only when the last stopped rollout has ended.
-    if group.phase in OVER and not group.awaited:
-        for at, stage in enumerate(run.recipe.stages):
-            stage.size.observe(run.size_memory[str(at)], group.view)
+    if run.learning_S and group.phase in OVER and not group.awaited:
+        for at, rule in run.learning_S.items():
+            rule.observe(run.size_memory[at], group.view)
 
 
 def whole(number: int, name: str) -> int:
@@ -293,7 +293,8 @@ def _pass(run: Run, group: Group, act: Act, until: Until) -> None:
     group.until = until
     run.flight.move(group, _WAITING if act is Act.NEXT else _READY)
     if act is Act.TRAIN:
-        stop(run, group, [*group.running, *group.owed])
+        if group.running or group.owed:
+            stop(run, group, [*group.running, *group.owed])
         run.barren = 0
     run.changed()
 
@@ -321,7 +322,8 @@ def close(run: Run, group: Group, phase: Phase, fate: str, until: Until) -> None
     is_pilot = phase is Phase.DROPPED and group.stage < len(run.recipe.stages) - 1
     run.teaching.add(outcomes(group, fate, pilots=is_pilot))
     # Before `close_visit`, because a rule compares this visit with the record of the visits before it.
-    run.recipe.prompts.observe(run.memory, group.view, run.view())
+    if run.learns:  # else the view need not be built
+        run.recipe.prompts.observe(run.memory, group.view, run.view())
     quarantined = False
     # Cancelled rollouts alone are no failure of the prompt: the driver or a stop rule wanted them to end.
     if group.failed and not group.done:

@@ -13,7 +13,17 @@ from rollalloc.core.flight import Flight
 from rollalloc.core.group import Group
 from rollalloc.core.prompt_pool import PromptPool
 from rollalloc.core.recipe import Recipe, at_least
-from rollalloc.core.rule import CAUSES, Drawn, Memory, OfferedPromptRule, Rule, StopRule, View
+from rollalloc.core.rule import (
+    CAUSES,
+    Drawn,
+    Memory,
+    OfferedPromptRule,
+    PromptRule,
+    Rule,
+    SizeRule,
+    StopRule,
+    View,
+)
 from rollalloc.core.selection import Selection
 from rollalloc.core.statistics import PromptStatistics
 from rollalloc.core.table import PromptTable
@@ -28,6 +38,8 @@ class Run:
         reads_rate: whether a rule reads the metric as a success rate.
         patient_S: whether the core asks the judge of stage s only about complete groups.
         size_memory: memory of the size rule of each stage, by the stage's index as text.
+        learns: whether the prompt rule learns from visits, so that it must be told of each.
+        learning_S: the stages whose size rules learn from visits, by the stage's index as text.
         stops_from_S: number of scored rollouts that a group needs before the stop rule of stage s is asked; infinite if
             there is no stop rule.
         drawn: prompts that were drawn, with their epochs, but have no group because the budgets had no room.
@@ -65,6 +77,9 @@ class Run:
             str(at): _checked_memory(stage.size, stage.size.init(table))
             for at, stage in enumerate(recipe.stages)
         }
+        self.learns = type(recipe.prompts).observe is not PromptRule.observe
+        sizes = {str(at): stage.size for at, stage in enumerate(recipe.stages)}
+        self.learning_S = {at: size for at, size in sizes.items() if type(size).observe is not SizeRule.observe}
         self.budgets = BudgetTracker(recipe.budget)
         self.flight = Flight(len(recipe.stages))
         self.drawn: list[tuple[Drawn, int]] = []
@@ -101,26 +116,28 @@ class Run:
         """The run as rules see it. The `View` is rebuilt only after a change."""
         view = self._view
         if view is None:
-            view = self._view = View(
-                version=self.version,
-                epoch=self.pool.epoch,
-                need=self.need(),
-                held_S=tuple(map(len, self.flight.waiting_S)),
-                running_S=tuple(self.flight.running_S),
+            recipe, flight, budgets = self.recipe, self.flight, self.budgets
+            held_S = tuple(map(len, flight.waiting_S))
+            view = self._view = View(  # without keywords, which take half of the time; in the order of the fields
+                self.version,
+                self.pool.epoch,
+                max(0, recipe.groups - held_S[-1]),
+                held_S,
+                tuple(flight.running_S),
                 # As of the last change: orders and results without a verdict do not renew the view, which would cost
                 # time at every event. The only rule that reads this number (`EveryRound`) asks whether a round is
                 # over, and the last event of a round brings a verdict, which is a change.
-                in_flight=len(self.flight.owner),
+                len(flight.owner),
                 # With what is owed, so that handing out orders does not change it.
-                paid=self.budgets.paid + self.budgets.owed,
-                left=self.budgets.room(),
-                statistics=self.statistics,
-                table=self.table,
-                kl_sum=self.kl_sum,
-                groups=self.recipe.groups,
-                max_staleness=self.recipe.max_staleness,
-                rows=self.recipe.group_rows,
-                memory=self.memory,
+                budgets.paid + budgets.owed,
+                budgets.room() if budgets.limited else None,
+                self.statistics,
+                self.table,
+                self.kl_sum,
+                recipe.groups,
+                recipe.max_staleness,
+                recipe.group_rows,
+                self.memory,
             )
         return view
 

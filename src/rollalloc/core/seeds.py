@@ -26,6 +26,8 @@ def rng(seed: int, purpose: str, *ids: int) -> np.random.Generator:
 class _WhenUsed:
     """A placeholder that builds the generator at the first draw."""
 
+    __slots__ = ("_generator", "_key")
+
     def __init__(self, seed: int, purpose: str, ids: tuple[int, ...]) -> None:
         self._key = (seed, purpose, *ids)
         self._generator: np.random.Generator | None = None

@@ -24,11 +24,12 @@ class _Sums:
         self.difficulty = 0.0
 
     def add(self, lengths: Sequence[int], difficulty: float | None) -> None:
-        self.rollouts += len(lengths)
+        count = len(lengths)
+        self.rollouts += count
         self.tokens += sum(lengths)
         if difficulty is not None:
-            self.rated += len(lengths)
-            self.difficulty += difficulty * len(lengths)
+            self.rated += count
+            self.difficulty += difficulty * count
 
 
 class Selection:

@@ -47,7 +47,7 @@ from rollalloc.recipes.grpo import batches_ahead, grpo
 from rollalloc.recipes.shapes import Sizes, groups_of, sized
 from rollalloc.rules import advantages, intake, promote, sizes
 from rollalloc.rules.judges import TINY
-from rollalloc.rules.rows import Chosen, MaxVariance, even, max_variance_subset
+from rollalloc.rules.rows import Chosen, MaxVariance, all_of, even, max_variance_subset
 
 _Promote = Literal["top_variance", "expiring_first", "random", "oldest", "most_recent"]
 
@@ -280,7 +280,7 @@ class Band(JudgeRule):
     def __call__(self, group: GroupView, view: View) -> Verdict | None:
         if group.unfinished:
             return None
-        mean = float(np.mean(group.metrics_G))
+        mean = float(group.metrics_G.sum()) / group.scored  # NumPy's `mean` takes twice as long
         if self._solved(group, mean):
             until = NEVER if self.reprobe_every is None else Epochs(self.reprobe_every)
             return Verdict(Act.DROP, "out_of_band/solved", until)
@@ -408,7 +408,7 @@ class SubsampledPilots(RowRule):
     def __call__(self, group: GroupView, view: View, rng: np.random.Generator) -> Chosen:
         pilots = int((group.stages_G == 0).sum())  # pilots have the lowest ids, so they come first
         if pilots <= self.n:
-            return even(np.arange(group.scored))
+            return all_of(group.scored)
         kept = np.arange(self.n) if self.first else max_variance_subset(group.metrics_G[:pilots], self.n)
         return even(np.concatenate([kept, np.arange(pilots, group.scored)]))
 

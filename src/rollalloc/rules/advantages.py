@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rollalloc.core.group import GroupView, as_floats
+from rollalloc.core.group import GroupView, as_floats, parts
 from rollalloc.core.rule import AdvantageRule, AdvantageTraits, BatchRule, View
 
 Kernel = Callable[[NDArray[np.float64]], NDArray[np.float64]]
@@ -379,16 +379,18 @@ class BatchMean(BatchRule):
 
     def __call__(self, advantages: Batchwise, groups: Sequence[GroupView], chosen: Chosen, view: View) -> Batchwise:
         before_R = np.concatenate(advantages)
-        expected = [group.baseline for group, rows_M in zip(groups, advantages, strict=True) for _ in rows_M]
-        expected_R = np.array(expected, np.float64)  # turns None into NaN
+        expected_G = np.array([group.baseline for group in groups], np.float64)  # turns None into NaN
+        expected_R = np.repeat(expected_G, [rows_M.size for rows_M in advantages])
         over_R = np.where(np.isnan(expected_R), rloo(before_R), before_R - expected_R)
         return _split_as(advantages, np.where(over_R < 0, self._weight(over_R, groups, chosen) * over_R, over_R))
 
     def _weight(self, over_R: NDArray[np.float64], groups: Sequence[GroupView], chosen: Chosen) -> float:
         if self.neg is not None:
             return self.neg
-        of_rows = [group.uncertainties_G[chosen_M] for group, chosen_M in zip(groups, chosen, strict=True)]
-        return variance_ratio(over_R, np.concatenate(of_rows))
+        # Not from `uncertainties_G`: an array for each group would take longer than all other steps for groups of one row.
+        rows = [(group.in_order, chosen_M.tolist()) for group, chosen_M in zip(groups, chosen, strict=True)]
+        uncertainty_R = np.array([done_G[g].uncertainty for done_G, chosen_G in rows for g in chosen_G], np.float64)
+        return variance_ratio(over_R, uncertainty_R)
 
     def promises(
         self, made: Batchwise, advantages: Batchwise, groups: Sequence[GroupView], chosen: Chosen, view: View
@@ -459,7 +461,7 @@ class BatchNormalised(BatchRule):
 
 def _split_as(like: Batchwise, made_R: NDArray[np.float64]) -> Batchwise:
     """Split an array over the whole batch into one array for each group."""
-    return np.split(made_R, np.cumsum([each.size for each in like])[:-1])
+    return parts(made_R, [each.size for each in like])
 
 
 def settled(rule: Any, kernel: GRPO) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from rollalloc.core.group import GroupView
 from rollalloc.core.prompt_pool import NEXT_EPOCH, Until
@@ -17,6 +18,12 @@ def mixed(group: GroupView) -> bool:
     return group.metrics_G.size > 0 and bool((group.metrics_G != group.metrics_G[0]).any())
 
 
+@lru_cache(64)
+def _trained(until: Until) -> Verdict:
+    """The verdict TRAIN. Verdicts cannot change, and making one for each group takes four times as long."""
+    return Verdict(Act.TRAIN, until=until)
+
+
 @dataclass(frozen=True, slots=True)
 class Complete(JudgeRule):
     """Train on every group when all its rollouts have ended (GRPO). `until` says when its prompt may be drawn again."""
@@ -28,7 +35,7 @@ class Complete(JudgeRule):
         return JudgeTraits(reads=(), waits_for_all=True, after_failure=self.until)
 
     def __call__(self, group: GroupView, view: View) -> Verdict | None:
-        return None if group.unfinished else Verdict(Act.TRAIN, until=self.until)
+        return None if group.unfinished else _trained(self.until)
 
     def promises(self, verdict: Verdict | None, group: GroupView, view: View) -> dict[str, bool]:
         return {

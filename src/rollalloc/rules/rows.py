@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import combinations
 from math import comb
 
@@ -71,6 +72,15 @@ def even(chosen: NDArray[np.int64]) -> Chosen:
     return chosen, np.ones(chosen.size)
 
 
+@lru_cache(64)
+def all_of(count: int) -> Chosen:
+    """Every rollout of a group with `count` scored rollouts, with weight 1. The arrays cannot be written to."""
+    chosen = even(np.arange(count))
+    for array in chosen:
+        array.flags.writeable = False
+    return chosen
+
+
 @dataclass(frozen=True, slots=True)
 class Everything(RowRule):
     """Take every scored rollout, with weight 1."""
@@ -78,7 +88,7 @@ class Everything(RowRule):
     traits = RowTraits(reads=())
 
     def __call__(self, group: GroupView, view: View, rng: np.random.Generator) -> Chosen:
-        return even(np.arange(group.rewards_G.size))
+        return all_of(group.scored)
 
     def promises(self, chosen: Chosen, group: GroupView, view: View) -> dict[str, bool]:
         return {
@@ -101,8 +111,8 @@ class _Some(RowRule):
         return RowTraits(reads=("rewards_G",), rows=self.m)
 
     def __call__(self, group: GroupView, view: View, rng: np.random.Generator) -> Chosen:
-        if group.rewards_G.size <= self.m:
-            return even(np.arange(group.rewards_G.size))
+        if group.scored <= self.m:
+            return all_of(group.scored)
         return even(self.choose(group, rng))
 
     def choose(self, group: GroupView, rng: np.random.Generator) -> NDArray[np.int64]:
