@@ -5,7 +5,7 @@
 # make test-arithmetic  the tests that compare arithmetic, as other processors compute; make mutants  defects that tests must see
 # make test-trl-vllm  sets up .venv-verl and trains with TRL's trainer and the real vLLM on CPUs
 # make check  lint, and types and tests of what decides, in about 40 CPU seconds; make types  all other types
-# make bench  speed, against the limits of docs/benchmark.md; make clean  removes what these made
+# make bench  speed, against the limits of lab/docs/speed.md; make clean  removes what these made
 # make package sets up .venv, builds wheel and sdist into dist/, checks and tries them, and resolves each extra
 # make installs  resolves every install command that README, guides, recipes and this file show, for each Python; installs nothing
 # make released  sets up .venv-verl and compares the runs of recipes/verl with the released scripts' values
@@ -109,7 +109,7 @@ types: .venv/ready
 	.venv/bin/pyright
 
 bench: .venv/ready
-	OMP_NUM_THREADS=1 .venv/bin/python lab/benchmarks/every.py
+	OMP_NUM_THREADS=1 .venv/bin/python lab/benchmarks/every.py $(ONLY)
 
 # For a person: GIVEN="--install all" installs each extra for real, gigabytes.
 package: .venv/ready

@@ -1,4 +1,4 @@
-"""The limits of docs/benchmark.md: each figure is told beside its bar, and a program that misses bars ends with code 1.
+"""The limits of lab/docs/speed.md: each figure is told beside its bar, and a program that misses bars ends with code 1.
 
 A bar is on a ratio of two times that the same process measures in turn, so that it holds on any machine.
 """

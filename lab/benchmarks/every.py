@@ -1,6 +1,7 @@
-"""Every figure that docs/benchmark.md has a limit for, each program in a process of its own: `make bench`.
+"""Every figure that lab/docs/speed.md has a limit for, each program in a process of its own: `make bench`.
 
-All of them run, whatever one of them says; the code is 1 if one failed, or missed a bar.
+Given names of programs, only these run: `make bench ONLY=core.py`, as in CI. All of them run, whatever one of them says; the
+code is 1 if one failed, or missed a bar.
 """
 
 from __future__ import annotations
@@ -22,9 +23,15 @@ COMMANDS = (
 
 
 def main() -> int:
+    known = {command.split()[0] for command in COMMANDS}
+    only = sys.argv[1:] or sorted(known)
+    if unknown := set(only) - known:
+        raise SystemExit(f"expected some of {', '.join(sorted(known))}, got {', '.join(sorted(unknown))}")
     failed: list[str] = []
     for command in COMMANDS:
         program, *words = command.split()
+        if program not in only:
+            continue
         print(f"# {command}", flush=True)
         begun = time.monotonic()
         if subprocess.run([sys.executable, Path(__file__).with_name(program), *words], check=False).returncode:
