@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import tiny_trl
 import torch
+import trl
 from datasets import Dataset
 from peft import LoraConfig, PeftModel, get_peft_model
 
@@ -365,3 +366,14 @@ def test_held_out_prompts_that_are_trained_on_are_said(tmp_path, caplog):
     tiny_trl.trainer(tmp_path, "grpo", more=more)
     assert "8 of 8 prompts of eval_dataset['same'] (100%) are in the training set too" in caplog.text
     assert "eval_dataset['other']" not in caplog.text
+
+
+def test_a_trl_that_was_patched_after_the_driver_was_imported_is_refused(tmp_path, monkeypatch):
+    """As by `import unsloth` in a later line: the driver's class is not of the patched one."""
+
+    class UnslothGRPOTrainer(trl.GRPOTrainer):
+        pass
+
+    monkeypatch.setattr(trl, "GRPOTrainer", UnslothGRPOTrainer)
+    with pytest.raises(ImportError, match=r"UnslothGRPOTrainer after .*import unsloth in the first line of the script"):
+        tiny_trl.trainer(tmp_path, "grpo")

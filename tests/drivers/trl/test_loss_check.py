@@ -140,6 +140,72 @@ def test_a_wrong_patch_trains_where_the_user_says_so(tmp_path, monkeypatch):
     assert trainer.state.global_step == 1
 
 
+def fused_loss(
+    _input: Tensor,
+    lin_weight: Tensor,
+    selected_token_ids: Tensor,
+    attention_mask: Tensor,
+    advantages: Tensor,
+    bias: Tensor | None = None,
+    old_per_token_logps: Tensor | None = None,
+) -> Tensor:
+    """GRPO's loss from hidden states, with the arguments that TRL gives Liger's `LigerFusedLinearGRPOLoss`."""
+    logps = torch.nn.functional.linear(_input, lin_weight, bias).log_softmax(-1)
+    logps = logps.gather(-1, selected_token_ids[..., None])[..., 0]
+    ratio = (logps - (logps.detach() if old_per_token_logps is None else old_per_token_logps)).exp()
+    of_tokens = -torch.minimum(ratio * advantages[:, None], ratio.clamp(0.8, 1.2) * advantages[:, None])
+    return ((of_tokens * attention_mask).sum(dim=1) / attention_mask.sum(dim=1).clamp(min=1)).mean()
+
+
+def with_liger(
+    monkeypatch: pytest.MonkeyPatch, trainer: Any, change: dict[str, Callable[[Tensor], Tensor | None]]
+) -> Any:
+    """Let the loss be Liger's, as in TRL before 1.14 with `use_liger_kernel=True`; `change` what it is given."""
+
+    def compute_loss(self: Any, model: Any, inputs: Rows, *_: Any, **__: Any) -> Tensor:
+        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+        seen = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
+        hidden = model.model(input_ids=ids, attention_mask=seen).last_hidden_state
+        given = {
+            "_input": hidden[:, inputs["prompt_ids"].shape[1] - 1 : -1],
+            "lin_weight": model.lm_head.weight,
+            "selected_token_ids": inputs["completion_ids"],
+            "attention_mask": inputs["completion_mask"],
+            "advantages": inputs["advantages"],
+            "old_per_token_logps": inputs.get("old_per_token_logps"),
+        }
+        changed = {name: change[name](given[name]) for name in change if given[name] is not None}
+        return fused_loss(**given | changed) / self.current_gradient_accumulation_steps
+
+    monkeypatch.setattr(GRPOTrainer, "compute_loss", compute_loss)
+    monkeypatch.setattr("transformers.trainer.apply_liger_kernel", lambda *_: None)  # its layers need a GPU
+    trainer.args.use_liger_kernel = True
+    return trainer
+
+
+def test_ligers_loss_passes(tmp_path, monkeypatch):
+    trainer = with_liger(monkeypatch, tiny_trl.trainer(tmp_path, "grpo", loss_type="grpo", max_steps=2, **SEVERAL), {})
+    trainer.train()
+    assert trainer.state.global_step == 2
+    assert not trainer._loss_check._due
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "given", "said"),
+    [
+        ("old_per_token_logps", lambda old: old.roll(1, dims=1), SEVERAL, "the importance ratio is"),
+        ("attention_mask", lambda mask: mask.roll(1, dims=1), SEVERAL, "or counts other tokens"),
+        ("attention_mask", lambda mask: mask.roll(1, dims=1), {}, "No setting mends this"),
+        ("advantages", lambda advantages: 2 * advantages, {}, "the advantages are scaled: each counts 2 times"),
+        ("old_per_token_logps", lambda old: None, SEVERAL, "it ignores old_per_token_logps"),
+    ],
+    ids=["shifted", "other tokens, two passes", "other tokens", "scaled", "ratio dropped"],
+)
+def test_a_loss_of_ligers_that_is_wrong_stops_the_run_and_is_named(name, change, given, said, tmp_path, monkeypatch):
+    trainer = tiny_trl.trainer(tmp_path, "grpo", loss_type="grpo", **given)
+    assert_stops(with_liger(monkeypatch, trainer, {name: change}), said, "Liger's kernels (use_liger_kernel=True)")
+
+
 STOCK = {
     "two passes": ("grpo", SEVERAL),
     "averaging": ("grpo", {"driver": {"averaging": 32}}),

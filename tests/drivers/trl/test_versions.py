@@ -5,6 +5,7 @@ from importlib.metadata import version
 
 import pytest
 import tiny_trl
+import trl
 from packaging.version import Version
 from transformers import TrainingArguments
 from trl import GRPOConfig
@@ -41,6 +42,15 @@ def test_a_trainer_of_a_newer_trl_names_it_with_the_one_that_was_tested(
     tiny_trl.trainer(tmp_path, "grpo")
     assert (f"TRL {installed} is newer than 1.16" in caplog.text) == newer
     assert ("pip install 'trl==1.16.*'" in caplog.text) == newer
+
+
+def test_trl_1_15_is_refused_on_a_cpu_unless_its_kernel_is_replaced(monkeypatch, tmp_path):
+    monkeypatch.setattr(checks, "version", lambda package: "1.15.2")
+    monkeypatch.setattr(trl.trainer.utils, "_ChunkedLogProbFunction", None, raising=False)
+    with pytest.raises(ValueError, match=r"TRL 1.15 cannot train on a CPU.*pip install 'trl==1.16.\*'.*import unsloth"):
+        tiny_trl.trainer(tmp_path, "grpo")
+    monkeypatch.setattr(trl.trainer.utils, "_ChunkedLogProbFunction", object)
+    tiny_trl.trainer(tmp_path, "grpo")
 
 
 def test_the_installed_trl_has_no_setting_that_the_driver_does_not_know():

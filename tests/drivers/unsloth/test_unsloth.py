@@ -6,29 +6,30 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import json
 import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import patched_run
 import pytest
 import tiny_trl
 import torch
 import trl
 from peft import LoraConfig
+from test_processes import TORCHRUN, launched
 from test_turns import Shelf, Spoken, answered, chats, look_up, talking_model, talking_tokenizer
 from transformers import AutoModelForCausalLM
 from trl.trainer import utils
 
 import tiny_policy
+from arithmetic import assert_same_gradients
 from rollalloc import recipes
 from rollalloc.drivers.trl import AllocatedGRPOTrainer, unsloth
 from rollalloc.drivers.trl import trainer as driver
 from rollalloc.drivers.trl.loss_check import LossError
-
-# Enough words that a micro-batch does not have them all: Unsloth needs one id for padding.
-WORDS = [*tiny_policy.WORDS, *(f"b{number}" for number in range(51))]
 
 
 class Plain:
@@ -55,8 +56,8 @@ def stock_class() -> Any:
 def compared(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, float, float]]:
     """The loss, stock TRL's, and the largest difference of a gradient over the largest gradient, of each micro-batch."""
     monkeypatch.setattr(utils, "_ChunkedLogProbFunction", Plain)
-    monkeypatch.setattr(tiny_policy, "WORDS", WORDS)
-    monkeypatch.setattr(tiny_trl, "WORDS", WORDS)
+    monkeypatch.setattr(tiny_policy, "WORDS", patched_run.WORDS)
+    monkeypatch.setattr(tiny_trl, "WORDS", patched_run.WORDS)
     stock, own, found = stock_class(), AllocatedGRPOTrainer.compute_loss, []
 
     def compute_loss(self: Any, model: Any, inputs: Any, **named: Any) -> Any:
@@ -157,6 +158,24 @@ def test_rows_in_which_a_tool_answers_are_stocks(given, tmp_path, compared):
         trainer.train()
     assert_as_stock(compared)
     assert trainer.state.log_history[0]["tools/call_frequency"] == pytest.approx(2 / 3)
+
+
+def test_two_processes_train_as_one(tmp_path, monkeypatch):
+    """The same decisions and gradients, with log-probabilities handed over."""
+    for module in (tiny_policy, tiny_trl):
+        monkeypatch.setattr(module, "WORDS", patched_run.WORDS)
+    given = {"recipe": "pilot_commit", "max_steps": 2, "num_iterations": 2, "gradient_accumulation_steps": 1}
+    given |= {"by_key": True, "beta": 0.0, "learning_rate": 1e-3, "max_grad_norm": 1e9}
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.mkdir()
+    tiny_trl.main({"out": one, "per_device_train_batch_size": 16} | given)
+    done = launched(
+        two, [*TORCHRUN, "2"], {"per_device_train_batch_size": 8} | given, program=str(patched_run.__file__)
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    decided = [json.loads(file.read_text()) for out in (one, two) for file in sorted(out.glob("process-*.json"))]
+    assert decided == decided[:1] * 3
+    assert_same_gradients(*(torch.load(out / "gradients.pt", weights_only=True) for out in (one, two)))
 
 
 def test_rows_of_vllm_are_weighed_as_in_stock(tmp_path, compared):

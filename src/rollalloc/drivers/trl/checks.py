@@ -13,6 +13,7 @@ from typing import Any
 from packaging.version import Version
 from transformers import PreTrainedModel
 from trl import is_conversational
+from trl.trainer import utils as trl_utils
 
 from rollalloc.core.recipe import Recipe
 from rollalloc.core.rule import called
@@ -20,6 +21,7 @@ from rollalloc.data.overlap import warn_of_shared
 from rollalloc.drivers.trl.columns import check_conversations
 from rollalloc.drivers.trl.rewards import RewardFunctions, check_columns, how_to_name_a_metric
 from rollalloc.drivers.trl.sharding import is_sharded
+from rollalloc.drivers.trl.unsloth import is_unsloths
 from rollalloc.models.objective import Clip
 from rollalloc.named import in_shape
 from rollalloc.rules import rows
@@ -28,6 +30,7 @@ from rollalloc.rules.prompts import InOrder, Shuffled
 log = logging.getLogger(__name__)
 
 TESTED = Version("1.16")
+_NEEDS_GPU = (1, 15)
 
 
 def warn_if_newer() -> None:
@@ -41,6 +44,24 @@ def warn_if_newer() -> None:
             installed,
             TESTED,
             TESTED,
+        )
+
+
+def check_kernel(trainer: Any) -> None:
+    """Check that TRL can compute log-probabilities on this device.
+
+    TRL 1.15 computes them by a kernel of Triton, also on a CPU. Unsloth replaces the kernel, or the trainer's class.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    if Version(version("trl")).release[:2] != _NEEDS_GPU or trainer.accelerator.device.type != "cpu":
+        return
+    kernel = getattr(trl_utils, "_ChunkedLogProbFunction", None)
+    if not is_unsloths(trainer) and (kernel is None or kernel.__module__.startswith("trl.")):
+        raise ValueError(
+            "TRL 1.15 cannot train on a CPU: it computes log-probabilities by a kernel that needs a GPU; pip install "
+            "'trl==1.16.*' or, for Unsloth, which needs TRL 1.15, import unsloth in the first line of the script"
         )
 
 

@@ -57,9 +57,9 @@ class LossCheck:
     the last token of a row weighs as much as all others. Log-probabilities of the sampled weights are moved by known
     amounts, so that a loss that ignores them differs, too. If the loss is right, it equals the arithmetic for known ratios.
 
-    The check takes one forward pass without gradients; two if log-probabilities are handed over; and one more, of the
-    driver's own, if these are not of the current weights, or for a KL term. It changes neither weights nor random numbers
-    nor metrics.
+    The check takes one forward pass without gradients; two if log-probabilities are handed over, or for Liger; and one
+    more, of the driver's own, if these are not of the current weights, for a KL term, or for Liger. It changes neither
+    weights nor random numbers nor metrics.
 
     Args:
         trainer: TRL's trainer.
@@ -104,6 +104,7 @@ class LossCheck:
     def _problem(self, inputs: Inputs, loss: Callable[[dict[str, Tensor]], Tensor]) -> str:
         """What is wrong with the loss, who patched it and what works; empty if it is right."""
         current_BT = self._current(inputs)
+        inputs = self._revealed(inputs, current_BT)
         given = self._probe(inputs, current_BT)
         plain = {name: tensor for name, tensor in given.items() if name != _OLD}
         for probe in (plain, given)[: 2 if _OLD in given else 1]:
@@ -135,6 +136,7 @@ class LossCheck:
             return (
                 f"the importance ratio is {found / right[0] if right[0] else found:.4g} on average, where it must be 1, as "
                 f"{_OLD} are those of the weights that are trained: the loss reads them at other tokens"
+                + (", or counts other tokens" if self._hides_masks(probe) else "")
             )
         return self._by_rows(probe, loss, current_BT, found, right[0])
 
@@ -177,6 +179,7 @@ class LossCheck:
         handed += ["advantages"] if inputs["advantages"].dim() > 1 else []
         trainer = self._trainer
         with _set(trainer, {"beta": 0.0, "vllm_importance_sampling_correction": False}):
+            simple = self._revealed(simple, current_BT)
             if handed and not self._wrong(self._probe(simple, current_BT), loss, current_BT):
                 return f"These settings work: {'; '.join(_AVOIDED[name] for name in handed)}"
         return (
@@ -191,7 +194,7 @@ class LossCheck:
         probe, mask_BT = dict(inputs), counted(inputs)
         spread_BT = _spread(mask_BT)
         by_token = inputs["advantages"].dim() > 1 or self._trainer.loss_type in MEANS_OVER_TOKENS
-        if by_token and not (inputs["advantages"].dim() == 1 and self._trainer.args.use_liger_kernel):
+        if by_token and not self._hides_masks(inputs):
             lengths_B = mask_BT.sum(dim=1)
             last_BT = (mask_BT.cumsum(dim=1) == lengths_B[:, None]) * mask_BT
             probe["advantages"] = 0.5 + spread_BT + last_BT * lengths_B[:, None]
@@ -205,6 +208,20 @@ class LossCheck:
         if _REFERENCE in inputs and current_BT is not None:
             probe[_REFERENCE] = current_BT + 0.6 * (spread_BT - 0.5)
         return probe
+
+    def _hides_masks(self, inputs: Inputs) -> bool:
+        """Whether the loss is a mean over the tokens of each row, and takes only one advantage for the row, as Liger's does.
+
+        If all ratios are 1, such a loss is the same whichever tokens it counts.
+        """
+        of_rows = inputs["advantages"].dim() == 1 and self._trainer.args.use_liger_kernel
+        return of_rows and self._trainer.loss_type in MEANS_OVER_TOKENS
+
+    def _revealed(self, inputs: Inputs, current_BT: Tensor | None) -> Inputs:
+        """The inputs, and log-probabilities if only ratios can show which tokens the loss counts."""
+        if current_BT is None or not self._hides_masks(inputs):
+            return inputs
+        return {**inputs, _OLD: current_BT}
 
     def _log_ratio(self, inputs: Inputs) -> Tensor:
         """Logarithms of the known ratios, which are in (0.6, 0.9): for a positive advantage, these are never clipped."""
@@ -234,7 +251,7 @@ class LossCheck:
         """
         trainer = self._trainer
         old = _OLD in inputs and trainer.averaged.window > 0
-        if not (old or _REFERENCE in inputs or trainer.loss_type in NEED_LOGPROBS):
+        if not (old or _REFERENCE in inputs or trainer.loss_type in NEED_LOGPROBS or self._hides_masks(inputs)):
             return None
         mask_BT = inputs["completion_mask"].bool()
         logprobs_BT = torch.zeros(mask_BT.shape, device=mask_BT.device)

@@ -117,6 +117,7 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         self.skip_special_tokens, self._prompts_checked = skip_special_tokens, False
         super().__init__(*positional, **named)
         checks.warn_if_newer()
+        checks.check_kernel(self)
         checks.check_processes(self.args)
         turns = {name for name in ("tools", "environment_factory") if given.get(name)}
         checks.check_data(self.train_dataset, self.processing_class, turns)
