@@ -33,8 +33,8 @@ import simulate as simulations
 from rollalloc import Allocator, Recipe, recipes
 from rollalloc.core.events import Actions, Cancelled, Done, Event
 from rollalloc.core.group import Drawn, GroupView
+from rollalloc.core.prompts import PromptTable
 from rollalloc.core.rule import IntakeRule, IntakeTraits, Memory, PromptRule, View
-from rollalloc.core.table import PromptTable
 from rollalloc.generate.sampling import Streaming
 from rollalloc.rules.prompts import Shuffled
 from rollalloc.runs.reader import lines_in

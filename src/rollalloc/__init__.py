@@ -7,8 +7,8 @@ allocator = Allocator(recipes.pilot_commit(groups=16, n_pilot=4, n_commit=12, ge
 
 from rollalloc import recipes
 from rollalloc.core.allocator import Allocator, EventError, MetricError, NoProgress, RuleError
+from rollalloc.core.prompts import PromptTable
 from rollalloc.core.recipe import Budget, Recipe, Replay, Retire, Stage
-from rollalloc.core.table import PromptTable
 
 __version__ = "0.2.0"
 __all__ = [

@@ -19,7 +19,7 @@ from stand_in_server import logged
 
 from rollalloc.advise.profile_folder import refuse_changed
 from rollalloc.advise.sampled_profile import sample_profile
-from rollalloc.core.errors import NoScores
+from rollalloc.core.events import NoScores
 from rollalloc.data.feature_file import read_features
 from rollalloc.files.stamps import GrowingStamp
 from rollalloc.generate.sampling import Sampling

@@ -37,5 +37,5 @@ def test_a_trace_sees_what_is_decided_and_not_how_it_is_worded(monkeypatch):
         )
         assert all(made != plain[mode] for mode, made in golden.digests(recipe, table).items())
         monkeypatch.undo()
-    monkeypatch.setattr("rollalloc.core.endings.no_progress", lambda run: "other words")
+    monkeypatch.setattr("rollalloc.core.decisions.no_progress", lambda run: "other words")
     assert golden.digests(recipe, table) == plain

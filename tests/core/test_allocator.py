@@ -9,7 +9,7 @@ import pytest
 
 from rollalloc import Allocator, Budget, EventError, MetricError, NoProgress, PromptTable, RuleError, Stage, recipes
 from rollalloc.core.events import Actions, Cancelled, Done, Failed, Offered, Order, Updated
-from rollalloc.core.prompt_pool import NEVER, Epochs, PromptPool
+from rollalloc.core.prompts import NEVER, Epochs, PromptPool
 from rollalloc.core.rule import (
     Act,
     AdvantageRule,

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from rollalloc import Allocator, recipes
-from rollalloc.core.errors import RuleError
-from rollalloc.core.events import Cancelled, Done
+from rollalloc.core.events import Cancelled, Done, RuleError
 from rollalloc.core.rule import SampledStops, StopRule
 
 

@@ -7,8 +7,7 @@ import pytest
 
 from rollalloc import Allocator, MetricError, Retire, recipes
 from rollalloc.core.events import Done
-from rollalloc.core.prompt_pool import NEVER, NEXT_EPOCH, NOW, Epochs
-from rollalloc.core.statistics import Record
+from rollalloc.core.prompts import NEVER, NEXT_EPOCH, NOW, Epochs, Record
 from rollalloc.named import RECIPES, make_recipe, name_of, parameters_of
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from rollalloc import Allocator, recipes
 from rollalloc.core.events import Done, Updated
+from rollalloc.core.recipe import doubts, unteachable
 from rollalloc.core.rule import AdvantageRule, BatchRule, SizeRule, Traits
-from rollalloc.core.sanity import doubts, unteachable
 from rollalloc.recipes.reinforce import RunningMean
 from rollalloc.rules import advantages, judges, rows, sizes
 from rollalloc.rules.advantages import AgainstBaseline, BatchMean, BatchNormalised, OverChosen, OverGroup, Rewards

@@ -7,7 +7,7 @@ import pytest
 
 from rollalloc import Allocator, recipes
 from rollalloc.core.rule import Drawn
-from rollalloc.core.selection import Selection
+from rollalloc.core.teaching import Selection
 
 
 def test_means_of_a_batch_by_hand_and_after_a_load(drive):

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from rollalloc.core.table import key_digests
+from rollalloc.core.prompts import key_digests
 from rollalloc.data.feature_blocks import FeatureCost, Features
 from rollalloc.data.feature_file import Origin, holds_features, read_features, write_features
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from rollalloc import recipes
-from rollalloc.core.prompt_pool import NEXT_EPOCH, NOW
+from rollalloc.core.prompts import NEXT_EPOCH, NOW
 from rollalloc.core.recipe import Replay
 from rollalloc.predict.predictor import Predictor
 from rollalloc.recipes.darts import ShortestAndLongest

@@ -11,7 +11,7 @@ from scipy.stats import beta
 
 from rollalloc import recipes
 from rollalloc.core.group import GroupView
-from rollalloc.core.prompt_pool import NEVER, NOW, Epochs
+from rollalloc.core.prompts import NEVER, NOW, Epochs
 from rollalloc.core.rule import Act, Verdict, View
 from rollalloc.recipes.cgrpo import Resolved, conformal_place, first_success
 from rollalloc.recipes.pilot_commit import Band, surely_at_least

@@ -10,9 +10,9 @@ import pytest
 from rollalloc import Allocator, PromptTable, recipes
 from rollalloc.core.events import Done, Updated
 from rollalloc.core.group import GroupView
+from rollalloc.core.prompts import PromptStatistics
 from rollalloc.core.rule import View
 from rollalloc.core.seeds import rng
-from rollalloc.core.statistics import PromptStatistics
 from rollalloc.recipes.cgrpo import FirstSuccesses
 from rollalloc.recipes.greso import Selective
 from rollalloc.recipes.mopps import Posterior

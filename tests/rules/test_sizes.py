@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from rollalloc import recipes
 from rollalloc.core.group import GroupView
+from rollalloc.core.prompts import PromptTable
 from rollalloc.core.rule import View
-from rollalloc.core.table import PromptTable
 from rollalloc.recipes.darts import Priced, Redundant, ends, seconds
 from rollalloc.recipes.knapsack import Knapsack
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from rollalloc import recipes
-from rollalloc.core.errors import NoScores
+from rollalloc.core.events import NoScores
 from rollalloc.models import checkpoint
 from rollalloc.processes.stopping import Stopped
 from rollalloc.rewards.scorers import InlineScorer, WorkerScorer

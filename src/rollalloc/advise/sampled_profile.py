@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rollalloc.advise.profile_folder import ProfileFolder
-from rollalloc.core.errors import NoScores
-from rollalloc.core.events import Order
+from rollalloc.core.events import NoScores, Order
 from rollalloc.core.recipe import at_least
 from rollalloc.core.seeds import rng
 from rollalloc.data.feature_file import save_features

@@ -76,7 +76,7 @@ def train(
 ) -> None:
     """Train one model under one recipe."""
     from rollalloc.cli.sources import end_said, run_of
-    from rollalloc.core.errors import NoScores
+    from rollalloc.core.events import NoScores
     from rollalloc.models.checkpoint import newest
     from rollalloc.named import make_recipe
     from rollalloc.processes.stopping import Stopped

@@ -1,7 +1,7 @@
 """The one stateful class of the core: a driver tells it what happened and asks it what to do.
 
 `rollalloc.core` explains how the core works. This class only dispatches. `lifecycle` takes a group from its draw to its end.
-`decisions` decides what to order. `batches` makes the batches. `endings` explains why a run ends. `saved_state` turns the
+`decisions` decides what to order, makes the batches, and explains why a run ends. `saved_state` turns the
 state into plain data. These modules share the state in a `Run`. The time of a call depends on the number of groups that it
 touches, not on the number of prompts.
 """
@@ -14,9 +14,7 @@ from typing import Any
 
 from numpy.typing import ArrayLike
 
-from rollalloc.core import batches, decisions, endings, lifecycle, saved_state
-from rollalloc.core.budget_tracker import Ends, Halt
-from rollalloc.core.errors import EventError, MetricError, NoProgress, RuleError
+from rollalloc.core import decisions, lifecycle, saved_state
 from rollalloc.core.events import (
     NOTHING,
     Actions,
@@ -24,20 +22,21 @@ from rollalloc.core.events import (
     Cancelled,
     Done,
     Event,
+    EventError,
     Failed,
+    MetricError,
+    NoProgress,
     Offered,
     Order,
+    RuleError,
     Updated,
 )
 from rollalloc.core.group import GroupView
-from rollalloc.core.recipe import Recipe, refuse_other
+from rollalloc.core.prompts import QUARANTINED, PromptStatistics, PromptTable
+from rollalloc.core.recipe import Recipe, refuse_other, refuse_unteachable
 from rollalloc.core.rule import called
-from rollalloc.core.run import Run
-from rollalloc.core.sanity import refuse_unteachable
-from rollalloc.core.selection import Selection
-from rollalloc.core.statistics import QUARANTINED, PromptStatistics
-from rollalloc.core.table import PromptTable
-from rollalloc.core.teaching import Teaching
+from rollalloc.core.run import Ends, Halt, Run
+from rollalloc.core.teaching import Selection, Teaching
 
 
 def _of_run(name: str) -> Any:
@@ -170,7 +169,7 @@ class Allocator:
         batch, orders = None, ()
         if not (run.settled and flight.owner):  # if settled, the last decision still holds
             # Settled and nothing running: no batch became possible, but `_resolve` below is due.
-            batch = None if run.settled else batches.full_batch(run)
+            batch = None if run.settled else decisions.full_batch(run)
             if batch is None and run.finished is None:
                 halt = decisions.decide(run)
                 if not flight.owner and run.idle():
@@ -214,7 +213,7 @@ class Allocator:
             raise NoProgress(halt.why)
         if run.flight.ready:
             why = halt.why if halt else f"the intake rule {called(run.recipe.intake)} opens no more groups"
-            if batch := batches.make_batch(run, why):
+            if batch := decisions.make_batch(run, why):
                 return batch
             raise NoProgress(f"{called(run.recipe.stages[-1].promote)} promotes no group although nothing is running")
         if halt is not None and halt.ends is Ends.BATCH:
@@ -223,7 +222,7 @@ class Allocator:
             if not run.idle():
                 return None
         if halt is None or halt.ends is not Ends.RUN:
-            raise NoProgress(halt.why if halt else endings.no_progress(run))
+            raise NoProgress(halt.why if halt else decisions.no_progress(run))
         # Law 5: all payloads are released by the end of the run, those of waiting groups and of rows kept for replay
         # too.
         lifecycle.discard_waiting(run)
@@ -252,7 +251,7 @@ class Allocator:
         run, rule = self._run, self._run.loader
         if rule is None or rule.ended(run.memory):
             return 0
-        if run.blocked() or run.finished or endings.opening_halt(run) or not run.pool.any_due():
+        if run.blocked() or run.finished or decisions.opening_halt(run) or not run.pool.any_due():
             return 0
         # The same numbers as in `decisions._intake`. If this were larger, a driver would read prompts that no group
         # is opened for.
@@ -287,7 +286,7 @@ class Allocator:
 
     def few_prompts(self) -> str | None:
         """A warning to log after a batch if few prompts are left to draw, or None."""
-        return endings.few_prompts(self._run) if self._run.pool.should_warn else None
+        return decisions.few_prompts(self._run) if self._run.pool.should_warn else None
 
     def watch(self, on_close: Callable[[int, str], None]) -> None:
         """Call a function with the id and the fate of each group that ends, such as "trained" or "out_of_band/solved".

@@ -13,6 +13,30 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+
+class EventError(ValueError):
+    """An event is impossible. Only the events before it in the same `tell` were processed."""
+
+
+class MetricError(EventError):
+    """A metric is outside [0, 1], and a rule of the recipe reads metrics as success rates."""
+
+
+class RuleError(ValueError):
+    """A rule of the recipe returned something that its contract does not allow."""
+
+
+class NoScores(RuntimeError):
+    """The run is over because scores are missing (`Allocator.scoreless`): the reward function or the generation fails.
+
+    A trainer that raises this error saves no checkpoint. Fix the cause and resume from the last checkpoint.
+    """
+
+
+class NoProgress(RuntimeError):
+    """Nothing is running, and the core can neither order a rollout nor make a batch. The recipe or the driver is wrong."""
+
+
 LARGEST = 1e30  # largest reward or metric; advantages computed from it still fit into float32
 LARGEST_WHOLE = 2**31 - 1  # largest length or version; sums of such numbers still fit into the per-prompt statistics
 FARTHEST = 1e3  # nats per token; if the KL divergence of an update is larger, this value is used instead

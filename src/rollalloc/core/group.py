@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from enum import Enum
 from itertools import accumulate, groupby, pairwise
 from math import isfinite, isnan
 from operator import attrgetter
@@ -15,9 +16,33 @@ from numpy.typing import ArrayLike, NDArray
 
 from rollalloc.core.events import Done
 from rollalloc.core.packing import amount, natural, naturals, number, pack, unpack
-from rollalloc.core.phase import Phase
-from rollalloc.core.prompt_pool import NEXT_EPOCH, Epochs, Until
-from rollalloc.core.statistics import PromptStatistics, Record
+from rollalloc.core.prompts import NEXT_EPOCH, Epochs, PromptStatistics, Record, Until
+
+
+class Phase(Enum):
+    """The phase of a group."""
+
+    DRAWN = "drawn"  # its prompt is drawn, no rollout is decided yet
+    RUNNING = "running"  # rollouts of its stage are decided; the judge is asked as they end
+    WAITING = "waiting"  # it passed a stage and waits for the next one
+    READY = "ready"  # it waits for a batch; no more rollouts will come
+    TRAINED = "trained"  # over: it was in a batch
+    DROPPED = "dropped"  # over: none of its rollouts was trained on
+
+    __hash__ = object.__hash__  # phases are looked up very often, and the hash of Enum is slow
+
+
+OVER = frozenset({Phase.TRAINED, Phase.DROPPED})
+
+# All legal transitions.
+FOLLOWING: dict[Phase, frozenset[Phase]] = {
+    Phase.DRAWN: frozenset({Phase.RUNNING}),
+    Phase.RUNNING: frozenset({Phase.WAITING, Phase.READY, Phase.DROPPED}),
+    Phase.WAITING: frozenset({Phase.RUNNING, Phase.DROPPED}),
+    Phase.READY: frozenset({Phase.TRAINED, Phase.DROPPED}),
+    Phase.TRAINED: frozenset(),
+    Phase.DROPPED: frozenset(),
+}
 
 
 class Drawn(NamedTuple):

@@ -6,16 +6,25 @@ from collections.abc import Callable, Sequence
 from operator import attrgetter, index
 from typing import Any
 
-from rollalloc.core.errors import EventError, MetricError, RuleError
-from rollalloc.core.events import FARTHEST, LARGEST, LARGEST_WHOLE, Cancelled, Done, Failed, Offered, Row, Updated
-from rollalloc.core.group import Group
-from rollalloc.core.phase import OVER, Phase
-from rollalloc.core.prompt_pool import NOW, Until
+from rollalloc.core.events import (
+    FARTHEST,
+    LARGEST,
+    LARGEST_WHOLE,
+    Cancelled,
+    Done,
+    EventError,
+    Failed,
+    MetricError,
+    Offered,
+    Row,
+    RuleError,
+    Updated,
+)
+from rollalloc.core.group import OVER, Group, Phase
+from rollalloc.core.prompts import GONE, NOW, QUARANTINED, Until
 from rollalloc.core.rule import Act, SampledStops, StopRule, called
 from rollalloc.core.run import Run
 from rollalloc.core.seeds import rng_when_used
-from rollalloc.core.statistics import QUARANTINED
-from rollalloc.core.table import GONE
 from rollalloc.core.teaching import outcomes
 
 _LEAST_RATE, _MOST_RATE = -1e-6, 1 + 1e-6  # rounding in float32 may put a mean of scores slightly outside [0, 1]

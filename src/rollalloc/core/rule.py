@@ -19,9 +19,7 @@ from numpy.typing import NDArray
 
 from rollalloc.core.group import Drawn, GroupView
 from rollalloc.core.packing import follow
-from rollalloc.core.prompt_pool import NEXT_EPOCH, Until
-from rollalloc.core.statistics import PromptStatistics
-from rollalloc.core.table import PromptTable
+from rollalloc.core.prompts import NEXT_EPOCH, PromptStatistics, PromptTable, Until
 
 _SHORT = 100  # characters of a rule in an error
 Memory = dict[str, Any]  # the state of a prompt or size rule: numpy arrays, numbers, strings and lists of them

@@ -1,18 +1,23 @@
-"""The state of a run. The modules of the core share it."""
+"""The state of a run, which the modules of the core share.
+
+`BudgetTracker` counts what was spent, and says how much the budgets still allow. `Flight` has the groups that are not over.
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum
 from math import inf
 from operator import attrgetter
 from typing import Any, cast
 
-from rollalloc.core.budget_tracker import BudgetTracker
 from rollalloc.core.events import Batch, Row
-from rollalloc.core.flight import Flight
-from rollalloc.core.group import Group
-from rollalloc.core.prompt_pool import PromptPool
-from rollalloc.core.recipe import Recipe, at_least
+from rollalloc.core.group import FOLLOWING, OVER, Group, Phase
+from rollalloc.core.packing import exact_keys, natural
+from rollalloc.core.prompts import PromptPool, PromptStatistics, PromptTable
+from rollalloc.core.recipe import Budget, Recipe, at_least
 from rollalloc.core.rule import (
     CAUSES,
     Drawn,
@@ -24,10 +29,172 @@ from rollalloc.core.rule import (
     StopRule,
     View,
 )
-from rollalloc.core.selection import Selection
-from rollalloc.core.statistics import PromptStatistics
-from rollalloc.core.table import PromptTable
-from rollalloc.core.teaching import Teaching
+from rollalloc.core.teaching import Selection, Teaching
+
+
+class Ends(Enum):
+    """What happens when no more groups can be opened and no rollout is running."""
+
+    BATCH = "batch"  # a short batch is made; if no group is ready, `max_candidates` further prompts are allowed
+    RUN = "run"  # a short batch is made; if no group is ready, the run is over
+    NOTHING = "nothing"  # nothing ends; the core waits for an event from the driver
+
+
+@dataclass(frozen=True, slots=True)
+class Halt:
+    """Why no more groups can be opened now."""
+
+    why: str
+    ends: Ends
+
+
+NO_LIMIT = Budget()
+
+
+class BudgetTracker:
+    """Rollouts and tokens spent, compared with the budget."""
+
+    def __init__(self, budget: Budget) -> None:
+        self.budget = budget
+        self.limited = budget != NO_LIMIT
+        self.paid = 0  # rollouts ordered
+        self.owed = 0  # rollouts that are decided and not ordered yet
+        self.tokens = 0  # tokens of rollouts with a terminal event
+        self.batch_opened = 0  # groups opened since the last batch
+
+    def room(self) -> int | None:
+        """Number of rollouts that the budget still allows, at least 0; None without a limit."""
+        left = self._left()
+        return None if left is None else max(0, left)
+
+    def overdrawn(self) -> bool:
+        """Whether the budget no longer allows rollouts that are decided but not yet ordered.
+
+        True if the token budget is spent, or if a state was loaded with a smaller budget.
+        """
+        if not self.owed or not self.limited:
+            return False
+        return self._tokens_are_spent() or (self._left() or 0) < 0
+
+    def halt(self) -> Halt:
+        """Explain that the budget is spent, or that too little of it is left for another group."""
+        budget = self.budget
+        known = [(budget.run_rollouts, "rollouts", self.paid), (budget.run_tokens, "tokens", self.tokens)]
+        limits = " and ".join(f"{limit:,} {unit}" for limit, unit, _ in known if limit is not None)
+        if budget.run_rollouts is None or any(limit is not None and spent >= limit for limit, _, spent in known):
+            return Halt(f"the budget of {limits} is spent", Ends.RUN)
+        left = budget.run_rollouts - self.paid
+        return Halt(f"the budget of {limits} has {left:,} rollouts left, too few for another group", Ends.RUN)
+
+    def _left(self) -> int | None:
+        """Rollouts that may still be decided; negative if a state was loaded with a smaller budget."""
+        if self._tokens_are_spent():
+            return 0
+        return None if self.budget.run_rollouts is None else self.budget.run_rollouts - self.paid - self.owed
+
+    def _tokens_are_spent(self) -> bool:
+        return self.budget.run_tokens is not None and self.tokens >= self.budget.run_tokens
+
+    _FIELDS = ("paid", "owed", "tokens", "batch_opened")
+
+    def state_dict(self) -> dict[str, Any]:
+        """The counts that a saved state contains. The budget itself is part of the recipe."""
+        return {name: getattr(self, name) for name in self._FIELDS}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore saved counts."""
+        exact_keys(state, self._FIELDS, "budgets")
+        for name in self._FIELDS:
+            setattr(self, name, natural(state[name], f"budgets, {name}"))
+
+
+_DRAWN, _RUNNING, _READY = Phase.DRAWN, Phase.RUNNING, Phase.READY  # attribute lookup on an Enum is slow
+
+
+class Flight:
+    """All groups between the draw of their prompt and their end.
+
+    Attributes:
+        groups: the groups, by id.
+        owner: maps each rollout that was ordered and has not ended to its group.
+        stopped: maps each cancelled rollout that has not ended to its group. The group itself may be over.
+        waiting_S: groups that passed stage s and wait, by id. The last entry has the groups that are ready for a
+            batch.
+        running_S: number of groups in stage s.
+        owing_S: groups with rollouts of stage s that are decided but not ordered yet, as a queue in the order in which the
+            groups entered the stage. A group without such rollouts is removed when it reaches the front.
+        touched: groups that changed since the stop rule was last asked about them.
+    """
+
+    def __init__(self, stages: int) -> None:
+        self.groups: dict[int, Group] = {}
+        self.owner: dict[int, Group] = {}
+        self.stopped: dict[int, Group] = {}
+        self.waiting_S: list[dict[int, Group]] = [{} for _ in range(stages)]
+        self.running_S = [0] * stages
+        self.owing_S: list[deque[Group]] = [deque() for _ in range(stages)]
+        self.touched: dict[int, Group] = {}
+
+    @property
+    def ready(self) -> dict[int, Group]:
+        """Groups that wait for a batch, by id."""
+        return self.waiting_S[-1]
+
+    def move(self, group: Group, phase: Phase, stage: int | None = None) -> None:
+        """Move a group to another phase; `stage` is the stage that it enters.
+
+        Raises:
+            RuntimeError: the transition is not legal, which is a bug in the core.
+        """
+        if phase not in FOLLOWING[group.phase]:
+            raise RuntimeError(f"group {group.id} cannot go from {group.phase.value} to {phase.value}")
+        self._leave(group)
+        group.phase = phase
+        if stage is not None:
+            group.stage = stage
+        self._enter(group)
+
+    def _leave(self, group: Group) -> None:
+        if group.phase is _RUNNING:
+            self.running_S[group.stage] -= 1
+        # A group that is only drawn is in no index.
+        elif group.phase is not _DRAWN:
+            del self.waiting_S[self._passed(group)][group.id]
+
+    def _enter(self, group: Group) -> None:
+        if group.phase in OVER:
+            del self.groups[group.id]
+            self.touched.pop(group.id, None)
+        elif group.phase is _RUNNING:
+            self.groups[group.id] = group
+            self.running_S[group.stage] += 1
+        else:
+            self.waiting_S[self._passed(group)][group.id] = group
+
+    def _passed(self, group: Group) -> int:
+        """The index in `waiting_S` for this group. A ready group has the last index, even if it skipped stages."""
+        return -1 if group.phase is _READY else group.stage
+
+    def waiting(self) -> list[Group]:
+        """All groups that wait, ready or not, sorted by stage and id."""
+        return [waiting[group] for waiting in self.waiting_S for group in sorted(waiting)]
+
+    def trailing(self) -> list[Group]:
+        """Groups that are over, but have cancelled rollouts without a terminal event; sorted by id."""
+        over = {group.id: group for group in self.stopped.values() if group.phase in OVER}
+        return [over[group] for group in sorted(over)]
+
+    def restore(self, groups: Iterable[Group]) -> None:
+        """Add saved groups to all tables, except `stopped` and `touched`."""
+        for group in groups:
+            self.groups[group.id] = group
+            self.owner.update(dict.fromkeys(group.running, group))
+            self._enter(group)
+            for stage in sorted({group.stage_of(rollout) for rollout in group.owed}):
+                self.owing_S[stage].append(group)
+        for stage, owing in enumerate(self.owing_S):
+            # By the first id that the stage ordered, because ids rise in the order in which groups entered.
+            self.owing_S[stage] = deque(sorted(owing, key=lambda group, at=stage: group.spans[at]))
 
 
 class Run:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rollalloc.core.events import Batch, Row
-from rollalloc.core.group import Drawn, Group
+from rollalloc.core.group import OVER, Drawn, Group, Phase
 from rollalloc.core.packing import (
     amount,
     differences,
@@ -24,12 +24,10 @@ from rollalloc.core.packing import (
     reading,
     unpack_tree,
 )
-from rollalloc.core.phase import OVER, Phase
+from rollalloc.core.prompts import GONE, PromptStatistics, PromptTable, place
 from rollalloc.core.recipe import Recipe
 from rollalloc.core.rule import CAUSES, PromptRule
 from rollalloc.core.run import Run
-from rollalloc.core.statistics import PromptStatistics
-from rollalloc.core.table import GONE, PromptTable, place
 
 SCHEMA = 18
 _IN_FLIGHT = frozenset({Phase.RUNNING, Phase.WAITING, Phase.READY})

@@ -1,17 +1,99 @@
-"""Decide whether recent rollouts still give a learning signal, and when to warn that they do not.
+"""What a run teaches, by figures that have no influence on it.
 
-The counts have no influence on the run. They are saved so that a resumed run gives the same warnings.
+`Selection` compares trained rows with all rollouts, by mean length and difficulty. The difference shows whether long or hard
+rollouts are left out, by a filter, a stop rule, aborts or the staleness limit. `Teaching` says whether recent rollouts still
+give a learning signal, and when to warn that they do not. Both are saved, so that a resumed run gives the same figures.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
 from rollalloc.core.group import Group
-from rollalloc.core.packing import amount, exact_keys, is_rate, natural, naturals
+from rollalloc.core.packing import amount, exact_keys, is_rate, natural, naturals, number
+
+_reward, _metric = map(attrgetter, ("reward", "metric"))
+
+_SUMS = ("rollouts", "tokens", "rated", "difficulty")
+
+
+class _Sums:
+    """Number of rollouts, sum of their tokens, number of rollouts with an expected difficulty, and sum of difficulties."""
+
+    def __init__(self) -> None:
+        self.rollouts = self.tokens = self.rated = 0
+        self.difficulty = 0.0
+
+    def add(self, lengths: Sequence[int], difficulty: float | None) -> None:
+        count = len(lengths)
+        self.rollouts += count
+        self.tokens += sum(lengths)
+        if difficulty is not None:
+            self.rated += count
+            self.difficulty += difficulty * count
+
+
+class Selection:
+    """Sums over the rollouts that ended since the last update of the weights."""
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Reset the sums after an update of the weights."""
+        self._sampled, self._trained = _Sums(), _Sums()
+
+    def end(self, group: Group) -> None:
+        """Add a group that is over. The length of a stopped rollout is the number of tokens generated before the stop."""
+        self._sampled.add(group.lengths, expected_difficulty(group))
+
+    def end_late(self, group: Group, tokens: int) -> None:
+        """Add a stopped rollout that ended after its group, if it had generated tokens."""
+        if tokens:
+            self._sampled.add([tokens], expected_difficulty(group))
+
+    def train(self, group: Group, lengths: Sequence[int]) -> None:
+        """Add the rows of a group that go into the batch."""
+        self._trained.add(lengths, expected_difficulty(group))
+
+    def figures(self) -> dict[str, float | None]:
+        """Means over all sampled rollouts and over the new rows of the batch; None for a mean over nothing."""
+        return {
+            f"{what}_{which}": value / count if count else None
+            for which, sums in (("sampled", self._sampled), ("trained", self._trained))
+            for what, value, count in (
+                ("tokens", sums.tokens, sums.rollouts),
+                ("difficulty", sums.difficulty, sums.rated),
+            )
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """The complete state as JSON data."""
+        parts = {"sampled": self._sampled, "trained": self._trained}
+        return {which: [getattr(sums, name) for name in _SUMS] for which, sums in parts.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved state.
+
+        Raises:
+            ValueError: the state is not a state of this class.
+        """
+        exact_keys(state, ("sampled", "trained"), "keys")
+        for which, sums in (("sampled", self._sampled), ("trained", self._trained)):
+            for name, value in zip(_SUMS, state[which], strict=True):
+                setattr(sums, name, number(value, name))
+
+
+def expected_difficulty(group: Group) -> float | None:
+    """1 - the predicted pass rate; without a prediction, 1 - the group's mean metric; None if both are unknown."""
+    if group.drawn.predicted is not None:
+        return 1 - group.drawn.predicted
+    done = group.done
+    return 1 - sum(map(_metric, done)) / len(done) if done else None
+
 
 WINDOW = 2048  # number of recent rollouts that are considered
 FIRST = 64  # if all outcomes since the start are the same, warn after this many rollouts
@@ -22,7 +104,6 @@ _PILOTS = ("pilots_wrong", "pilots_right", "pilots_alike")
 OUTCOMES = (*_SILENT, "mixed", *_ALONE, *_PILOTS)  # states are saved in this order, so new names come last
 _FORMERLY = len(OUTCOMES) - len(_PILOTS)  # number of outcomes in states that were saved before `_PILOTS` existed
 _AGAIN = 16 * WINDOW  # repeat a warning after this many rollouts even if nothing got worse
-_reward, _metric = map(attrgetter, ("reward", "metric"))
 _ROUNDING = 1e-6  # tolerance for means of float32 scores near 0 or 1
 
 

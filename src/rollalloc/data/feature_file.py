@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from rollalloc.core.table import key_digests
+from rollalloc.core.prompts import key_digests
 from rollalloc.data.feature_blocks import FeatureCost, Features
 from rollalloc.files.atomic import written
 from rollalloc.files.claims import claim_files, refuse_foreign_files

@@ -22,7 +22,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rollalloc.core.table import PromptTable
+from rollalloc.core.prompts import PromptTable
 from rollalloc.data._files import read_rows, write_rows
 from rollalloc.data.encoding import check_template_arguments, encode_each
 from rollalloc.data.placeholders import is_placeholder

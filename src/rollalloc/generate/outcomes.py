@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from rollalloc.core.allocator import Allocator, MetricError
-from rollalloc.core.errors import NoScores
-from rollalloc.core.events import Cancelled, Done, Failed, Order
+from rollalloc.core.events import Cancelled, Done, Failed, NoScores, Order
 from rollalloc.core.packing import exact_keys
 from rollalloc.files.atomic import append_text
 from rollalloc.rewards.function import Outcome, Scored, Unscored

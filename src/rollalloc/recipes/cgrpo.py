@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from rollalloc.core.group import GroupView
 from rollalloc.core.packing import naturals
+from rollalloc.core.prompts import PromptTable
 from rollalloc.core.recipe import Recipe, Stage, at_least
 from rollalloc.core.rule import (
     Act,
@@ -29,7 +30,6 @@ from rollalloc.core.rule import (
     Verdict,
     View,
 )
-from rollalloc.core.table import PromptTable
 from rollalloc.recipes.grpo import grpo
 from rollalloc.recipes.racing import increments
 from rollalloc.recipes.shapes import Sizes, groups_of, sized

@@ -32,6 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollalloc.core.group import GroupView
+from rollalloc.core.prompts import PromptTable
 from rollalloc.core.recipe import Recipe, at_least, one_of
 from rollalloc.core.rule import (
     Memory,
@@ -44,7 +45,6 @@ from rollalloc.core.rule import (
     View,
     rows_of,
 )
-from rollalloc.core.table import PromptTable
 from rollalloc.recipes.grpo import grpo
 from rollalloc.recipes.shapes import Sizes, groups_of, sized
 from rollalloc.rules import advantages

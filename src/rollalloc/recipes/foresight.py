@@ -16,10 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollalloc.core.group import GroupView
-from rollalloc.core.prompt_pool import NEXT_EPOCH, NOW
+from rollalloc.core.prompts import NEXT_EPOCH, NOW, PromptTable
 from rollalloc.core.recipe import Recipe, at_least
 from rollalloc.core.rule import Drawn, Memory, PromptRule, PromptTraits, View
-from rollalloc.core.table import PromptTable
 from rollalloc.predict import quality
 from rollalloc.predict.predictor import Predictor
 from rollalloc.recipes.grpo import grpo

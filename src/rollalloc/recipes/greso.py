@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 from rollalloc.core.group import GroupView
 from rollalloc.core.packing import natural
+from rollalloc.core.prompts import PromptTable
 from rollalloc.core.recipe import Recipe, at_least
 from rollalloc.core.rule import IntakeRule, Memory, PromptRule, PromptTraits, View
-from rollalloc.core.table import PromptTable
 from rollalloc.recipes.dapo import dapo
 from rollalloc.recipes.grpo import batches_ahead, shape
 from rollalloc.recipes.shapes import sized

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollalloc.core.group import GroupView
+from rollalloc.core.prompts import PromptTable
 from rollalloc.core.recipe import Recipe, at_least
 from rollalloc.core.rule import (
     Drawn,
@@ -26,7 +27,6 @@ from rollalloc.core.rule import (
     Traits,
     View,
 )
-from rollalloc.core.table import PromptTable
 from rollalloc.recipes.grpo import grpo, shape
 from rollalloc.recipes.shapes import sized
 from rollalloc.rules import advantages

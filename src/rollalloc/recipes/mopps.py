@@ -16,10 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollalloc.core.group import GroupView
-from rollalloc.core.prompt_pool import NOW
+from rollalloc.core.prompts import NOW, PromptTable
 from rollalloc.core.recipe import Recipe, at_least
 from rollalloc.core.rule import Memory, PromptRule, PromptTraits, View
-from rollalloc.core.table import PromptTable
 from rollalloc.recipes.grpo import grpo, shape
 from rollalloc.recipes.shapes import sized
 from rollalloc.rules import judges

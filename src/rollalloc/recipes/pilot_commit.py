@@ -27,7 +27,7 @@ from typing import Literal
 import numpy as np
 
 from rollalloc.core.group import GroupView
-from rollalloc.core.prompt_pool import NEVER, NEXT_EPOCH, Epochs
+from rollalloc.core.prompts import NEVER, NEXT_EPOCH, Epochs, aged
 from rollalloc.core.recipe import Recipe, Stage, at_least, one_of
 from rollalloc.core.rule import (
     Act,
@@ -42,7 +42,6 @@ from rollalloc.core.rule import (
     Verdict,
     View,
 )
-from rollalloc.core.statistics import aged
 from rollalloc.recipes.grpo import batches_ahead, grpo
 from rollalloc.recipes.shapes import Sizes, groups_of, sized
 from rollalloc.rules import advantages, intake, promote, sizes

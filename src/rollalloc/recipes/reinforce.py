@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollalloc.core.group import GroupView
+from rollalloc.core.prompts import PromptTable
 from rollalloc.core.recipe import Recipe, one_of
 from rollalloc.core.rule import Drawn, Memory, PromptTraits, View
-from rollalloc.core.table import PromptTable
 from rollalloc.recipes.grpo import grpo
 from rollalloc.recipes.shapes import Sizes, plain, sized
 from rollalloc.rules import advantages

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from rollalloc.core.group import GroupView
 from rollalloc.core.packing import naturals
-from rollalloc.core.prompt_pool import NOW
+from rollalloc.core.prompts import NOW, PromptTable
 from rollalloc.core.recipe import Recipe, at_least
 from rollalloc.core.rule import (
     Act,
@@ -31,7 +31,6 @@ from rollalloc.core.rule import (
     Verdict,
     View,
 )
-from rollalloc.core.table import PromptTable
 from rollalloc.recipes.grpo import grpo, shape
 from rollalloc.recipes.shapes import sized
 from rollalloc.rules import advantages

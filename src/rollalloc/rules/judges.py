@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from rollalloc.core.group import GroupView
-from rollalloc.core.prompt_pool import NEXT_EPOCH, Until
+from rollalloc.core.prompts import NEXT_EPOCH, Until
 from rollalloc.core.rule import Act, JudgeRule, JudgeTraits, Verdict, View
 
 SUCCESS_ABOVE = 0.7  # a metric above this is a success, as in Reinforce-Ada

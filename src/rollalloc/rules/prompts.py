@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rollalloc.core.prompts import PromptTable
 from rollalloc.core.rule import Drawn, Memory, OfferedPromptRule, PromptRule, PromptTraits, View
-from rollalloc.core.table import PromptTable
 
 
 @dataclass(frozen=True, slots=True)

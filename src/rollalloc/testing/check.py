@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 
 from rollalloc.core.allocator import Allocator
+from rollalloc.core.prompts import PromptTable
 from rollalloc.core.recipe import Budget, Recipe
 from rollalloc.core.rule import OfferedPromptRule
-from rollalloc.core.table import PromptTable
 from rollalloc.testing.audit import ConformanceError, expect
 from rollalloc.testing.feeder import AuditedRun
 from rollalloc.testing.scale import check_work

@@ -9,9 +9,9 @@ import numpy as np
 
 from rollalloc.core.allocator import Allocator
 from rollalloc.core.events import Actions, Cancelled, Event, Failed, Offered, Updated
+from rollalloc.core.prompts import PromptTable
 from rollalloc.core.recipe import Recipe
 from rollalloc.core.rule import OfferedPromptRule
-from rollalloc.core.table import PromptTable
 from rollalloc.testing.audit import Auditor, expect
 from rollalloc.testing.promises import watched
 from rollalloc.testing.world import World

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollalloc.core.group import GroupView
+from rollalloc.core.prompts import PromptTable
 from rollalloc.core.recipe import Recipe, Stage
 from rollalloc.core.rule import (
     AdvantageRule,
@@ -34,7 +35,6 @@ from rollalloc.core.rule import (
     Verdict,
     View,
 )
-from rollalloc.core.table import PromptTable
 from rollalloc.testing.audit import expect
 
 _COLUMNS = ("rewards_G", "metrics_G", "tokens_G", "truncated_G", "uncertainties_G")

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollalloc.core.allocator import Allocator
+from rollalloc.core.prompts import PromptTable
 from rollalloc.core.recipe import Recipe
-from rollalloc.core.table import PromptTable
 from rollalloc.testing.audit import expect
 from rollalloc.testing.feeder import AuditedRun
 from rollalloc.testing.world import World

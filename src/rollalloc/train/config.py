@@ -12,8 +12,7 @@ from math import cos, inf, pi
 from typing import Any, Literal, get_args
 
 from rollalloc.core.packing import describe
-from rollalloc.core.recipe import Budget, Recipe, at_least
-from rollalloc.core.sanity import refuse_unteachable
+from rollalloc.core.recipe import Budget, Recipe, at_least, refuse_unteachable
 from rollalloc.data.encoding import template_arguments
 from rollalloc.generate.sampling import Sampling, Streaming
 from rollalloc.models.dtypes import Precision, SamplingDtype

@@ -14,9 +14,8 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from rollalloc.core.allocator import Allocator
-from rollalloc.core.recipe import Recipe
+from rollalloc.core.recipe import Recipe, doubts
 from rollalloc.core.rule import called
-from rollalloc.core.sanity import doubts
 from rollalloc.data.encoding import template_arguments
 from rollalloc.data.feature_blocks import Features
 from rollalloc.data.feature_file import holds_features, read_features

@@ -20,8 +20,7 @@ from types import MappingProxyType
 from typing import Any, NoReturn
 
 from rollalloc.core.allocator import Allocator
-from rollalloc.core.errors import NoScores
-from rollalloc.core.events import Actions, Batch, Updated
+from rollalloc.core.events import Actions, Batch, NoScores, Updated
 from rollalloc.core.recipe import Recipe
 from rollalloc.data.feature_blocks import Features
 from rollalloc.data.prompts import EncodedPrompts

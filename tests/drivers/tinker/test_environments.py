@@ -12,7 +12,7 @@ from fake_tinker import Cloud, ModelInput
 from tinker_toys import decode
 
 from rollalloc import recipes
-from rollalloc.core.errors import NoScores
+from rollalloc.core.events import NoScores
 from rollalloc.drivers.tinker import Environments, Remote, ServiceFailed, remote_engine
 from rollalloc.drivers.tinker.trajectories import NOTHING, Trajectory, pack, unpack
 

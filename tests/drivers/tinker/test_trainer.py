@@ -13,7 +13,7 @@ from fake_tinker import AuthenticationError, Cloud, sequence
 from tinker_toys import rewarded
 
 from rollalloc import recipes
-from rollalloc.core.errors import NoScores
+from rollalloc.core.events import NoScores
 from rollalloc.drivers.tinker import Prices, Remote, ServiceFailed
 from rollalloc.drivers.tinker.service import MODEL_FILE
 from rollalloc.generate.sampling import Sampling

@@ -17,7 +17,7 @@ import tiny_trl
 import torch
 from trl import GRPOTrainer
 
-from rollalloc.core.errors import NoScores
+from rollalloc.core.events import NoScores
 from rollalloc.drivers.trl.rewards import RESERVED, RewardFunctions
 
 EXAMPLES = [{"prompt": "a", "answer": 1}, {"prompt": "b", "answer": 2}, {"prompt": "c", "answer": 3}]

@@ -8,7 +8,7 @@ import pytest
 from made_up_crew import RECIPES, by_quarter, figures, mixed, scored
 
 from rollalloc import EventError, MetricError
-from rollalloc.core.errors import NoScores
+from rollalloc.core.events import NoScores
 from rollalloc.drivers.verl.rounds import Finished, SessionOutcome
 from rollalloc.drivers.verl.step_metrics import COLUMNS
 from rollalloc.runs.metrics import undeclared

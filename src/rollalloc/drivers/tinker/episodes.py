@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollalloc.core.events import LARGEST, Order
-from rollalloc.core.table import PromptTable
+from rollalloc.core.prompts import PromptTable
 from rollalloc.data.prompts import EncodedPrompts
 from rollalloc.drivers.tinker.service import REASON_LENGTH, RequestFailed, SampledSequence, Service, ServiceFailed
 from rollalloc.drivers.tinker.trajectories import NOTHING, Piece, Trajectory

@@ -10,8 +10,7 @@ from typing import Any
 from rollalloc.core.allocator import Allocator
 from rollalloc.core.events import Order
 from rollalloc.core.packing import describe
-from rollalloc.core.recipe import Recipe
-from rollalloc.core.sanity import doubts
+from rollalloc.core.recipe import Recipe, doubts
 from rollalloc.data.feature_blocks import Features
 from rollalloc.drivers.tinker.costs import Prices, Usage, bill
 from rollalloc.drivers.tinker.episodes import Episodes, Wave

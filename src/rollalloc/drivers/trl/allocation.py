@@ -16,9 +16,8 @@ import numpy as np
 
 from rollalloc.core.allocator import Allocator
 from rollalloc.core.events import Actions, Batch, Cancelled, Order, Row, Updated
-from rollalloc.core.recipe import Recipe
-from rollalloc.core.sanity import doubts
-from rollalloc.core.table import PromptTable
+from rollalloc.core.prompts import PromptTable
+from rollalloc.core.recipe import Recipe, doubts
 from rollalloc.drivers.trl.chats import decode, encode
 from rollalloc.drivers.trl.failures import by_all, uninterrupted
 from rollalloc.drivers.trl.generation import Generator

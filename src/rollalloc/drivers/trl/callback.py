@@ -17,7 +17,7 @@ from transformers import DefaultFlowCallback, TrainerCallback
 from transformers.trainer import TRAINER_STATE_NAME
 
 from rollalloc.core.packing import differences, exact_keys
-from rollalloc.core.table import GONE
+from rollalloc.core.prompts import GONE
 from rollalloc.drivers.trl.allocation import Allocation
 from rollalloc.drivers.trl.averaging import AveragedWeights
 from rollalloc.drivers.trl.checkpoints import (

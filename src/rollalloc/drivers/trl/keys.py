@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from rollalloc.core.table import PromptTable
+from rollalloc.core.prompts import PromptTable
 
 log = logging.getLogger(__name__)
 

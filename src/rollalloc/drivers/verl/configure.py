@@ -10,9 +10,8 @@ from typing import Any
 
 from omegaconf import OmegaConf, open_dict
 
-from rollalloc.core.recipe import at_least
+from rollalloc.core.recipe import at_least, doubts, unteachable
 from rollalloc.core.rule import called
-from rollalloc.core.sanity import doubts, unteachable
 from rollalloc.drivers.verl.modes import Overlap, verls_mode
 from rollalloc.drivers.verl.moved import refuse_moved_keys
 from rollalloc.drivers.verl.paths import make_absolute

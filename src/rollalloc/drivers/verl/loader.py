@@ -16,7 +16,7 @@ from verl.trainer.ppo.utils import create_rl_sampler
 from verl.utils import tensordict_utils as tu
 from verl.utils.dataset.rl_dataset import collate_fn
 
-from rollalloc.core.table import PromptTable
+from rollalloc.core.prompts import PromptTable
 from rollalloc.data.feature_file import read_features
 from rollalloc.data.prompts import prompt_keys
 from rollalloc.data.public import SAMPLES

@@ -10,8 +10,8 @@ from statistics import fmean, pstdev
 from typing import Any
 
 from rollalloc.core.events import Done, Order
+from rollalloc.core.prompts import PromptStatistics
 from rollalloc.core.recipe import Stage
-from rollalloc.core.statistics import PromptStatistics
 
 _Stages = defaultdict[int, dict[int, int]]  # for each stage: the prompt of each group
 
