@@ -33,7 +33,7 @@ def test_there_is_a_preset_for_every_task_and_pool():
         assert preset.target is not None, name
         assert 0 < preset.target < 1, name
         assert 0 < preset.eval_every < preset.max_rollouts, name
-        assert set(tuned_of(preset.tuned_on)) == set(RECIPES), name
+        assert {"grpo", "reinforce"} <= set(tuned_of(preset.tuned_on)) <= set(RECIPES), name  # a new method has none
 
 
 @pytest.mark.parametrize("file", list((files("rollalloc.tasks") / "tuned").iterdir()), ids=lambda file: file.name)
@@ -51,7 +51,8 @@ def test_tuned_settings_say_how_they_were_found(file):
 
 
 @pytest.mark.parametrize(
-    ("task", "recipe"), [*((task, "grpo") for task in TASKS), *(("skills/late", recipe) for recipe in RECIPES)]
+    ("task", "recipe"),
+    [*((task, "grpo") for task in TASKS), *(("skills/late", recipe) for recipe in tuned_of("skills/late"))],
 )
 def test_every_presets_recipe_can_be_made_and_fits_its_task(tmp_path, task, recipe):
     run = task_run(task, recipe, 5, tmp_path)
