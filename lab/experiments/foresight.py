@@ -53,7 +53,7 @@ def main(tasks: Path, figure: Path) -> None:
         chosen_K = rule.chances(believed_K) * SHOWN
         seen.append((line["rollouts_paid"], believed_K, true_K, chosen_K))
 
-    run = replace(run, max_batches=-(-MARKS[-1] // 64))
+    run = replace(run, max_batches=-(-MARKS[-1] // 32))  # of 32 rows each
     scorer = InlineScorer(load_reward(run.reward))
     trainer = Trainer(policy, recipe, train, scorer, run, features=features, listener=look)
     trainer.run()
