@@ -32,7 +32,8 @@ NARROW = """@media screen and (max-width: 44.9375em) {
 }
 """
 LINKED = ("examples/trl_sums.py", "examples/unsloth_reinforce.py", "src/rollalloc/core/__init__.py", "CITATION.cff")
-UNSEARCHED = ("CHANGELOG.md", "dev/LOG.md")
+LOG = ROOT / "lab" / "log"
+UNSEARCHED = {"CHANGELOG.md", *(str(page.relative_to(ROOT)) for page in LOG.glob("*.md"))}
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -72,7 +73,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     theme = [each for each in files if each.src_dir != config.docs_dir]
     images = [str(image.relative_to(ROOT)) for folder in FOLDERS for image in folder.glob("*.png")]
     pages = [page for section in guides().values() for page in section]
-    paths = ["README.md", *pages, *images, *LINKED]
+    paths = [
+        "README.md",
+        *dict.fromkeys([*pages, *(str(page.relative_to(ROOT)) for page in LOG.glob("*.md"))]),
+        *images,
+        *LINKED,
+    ]
     ours = [File(path, str(ROOT), config.site_dir, config.use_directory_urls) for path in paths]
     api = [File.generated(config, f"api/{name}.md", content=f"::: rollalloc.{name}\n") for name in API]
     return Files([*theme, *ours, *api, File.generated(config, "narrow.css", content=NARROW)])

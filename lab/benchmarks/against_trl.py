@@ -26,12 +26,12 @@ of its prompts at 8M) and outside the clock.
   as the time allows; only these are compared in seconds, by the clock on the wall. A GPU's sums are in no fixed order, so
   that their accuracies may differ from the first runs'.
   Run in part on 2026-11-26: the tuning and seeds 200 to 202 at a rate that the tuning could not choose, since the held-out
-  accuracies were void (dev/LOG.md).
+  accuracies were void (lab/log).
 - 135M on a CPU, planned on 2026-11-26 at 12:35 before any run: as above, but on one thread, 256 held-out prompts every 256
   rollouts, 1,536 rollouts at least. Nothing is tuned: stock with n = 4, `line-only` and `line` have the rate 2e-5, at which
   each of them had the most right rollouts among the first 2,304 of the GPU's tuning runs (docs/trl.md as of that day; stock
   with n = 4 and n = 8 were equal). Seeds 200 to 204, first stock and `line`, as many as the time allows. Right rollouts
-  among the first 1,536 are told as well, if the target is not reached. No run was over on that day (dev/LOG.md).
+  among the first 1,536 are told as well, if the target is not reached. No run was over on that day (lab/log).
 - 135M on a GPU again, planned on 2026-11-26 at 16:45 before any run, with the fault of the first plan mended: the same
   model, precision and target, 512 held-out prompts every 192 rollouts. Rates 1e-5, 2e-5, 4e-5, 8e-5 on seed 100 for stock
   with n = 4, `line`, `foresight` and `line-64`, which is `line` with 64 rows in a step, because a step of 64 takes a GPU
@@ -77,7 +77,7 @@ of its prompts at 8M) and outside the clock.
 - Other recipes by the one line, seeds 200 to 202: GRPO, PODS, DAPO and Pilot-Commit, at the same two rates.
   Foresight with `once=False`, and with and without an adaptive clip of 1.5, which has been taken out since, seeds 200 to
   204, at 6e-4 only: does it fall?
-- Changes of `line`, planned and run on 2026-11-26 (plan, its cuts and the code: commits 34288dcc to 6c51d922; dev/LOG.md).
+- Changes of `line`, planned and run on 2026-11-26 (plan, its cuts and the code: commits 34288dcc to 6c51d922; lab/log).
   A search of some 20 changes on the seeds 100 to 102, and of the winner on 103 to 107: can plain REINFORCE reach the bar
   of rollouts? The winner (replay of 32 rows, a running baseline, nearly certain successes left out) fell in one of its
   final runs. Then `line-replay`, which had also been below every rate of `line` on all three seeds, was run on the final

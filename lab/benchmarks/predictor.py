@@ -21,7 +21,7 @@ from rollalloc.predict.predictor import Predictor
 clock = time.process_time  # of one thread: other work on the machine is not ours
 WIDTH = 256  # features of a prompt
 # Largest multiples of the time that XᵀX of the kept events takes: a fit to these events, and the rates of 8,192 prompts.
-# They are 1 s and 50 ms on the machine of 2026-11-22, where XᵀX took 22.6 ms (dev/LOG.md).
+# They are 1 s and 50 ms on the machine of 2026-11-22, where XᵀX took 22.6 ms (lab/log).
 FIT, RATES = 44.0, 2.2
 OBSERVED = 3.3  # largest multiple of the time that an event takes to create: observing it; 10 µs on that machine
 POOLS = {4: None, 8: None, 16: RATES}  # candidates of a draw of 512, by multiples, and their bar

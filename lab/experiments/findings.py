@@ -57,7 +57,7 @@ DECAYING: dict[str, tuple[Variant, tuple[int, ...]]] = {
     ),
 }
 # GRPO's rollouts over the method's on skills/late, n = 4, 8, 16, each at its best learning rate and shape of the sweep of
-# dev/LOG.md, "Sweep for those settings": medians of three tuning seeds.
+# lab/log, "Sweep for those settings": medians of three tuning seeds.
 SWEPT = {"DAPO": (0.73, 0.69, 0.58), "DAPO, carried": (0.96, 0.98, 0.84), "Pilot-Commit": (0.81, 1.16, 1.16)}
 PLAIN = 2.26  # over REINFORCE, running mean, neg 0.1, of GRPO 16 x 4: docs/foresight.md, eight seeds
 SIMULATED = 20_000  # rollouts of a run of the allocator

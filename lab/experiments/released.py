@@ -40,7 +40,7 @@ of GRPO, as many as to its peak in the published run of 8B. An arm with fewer se
 has.
 
 This is the third round, planned on 2026-11-28 before any of its runs. In the first two (2026-11-25 and 26; 651a789a and
-d5ae4d43), Pilot-Commit committed first to groups that were about to expire, which is not the published order (dev/LOG.md,
+d5ae4d43), Pilot-Commit committed first to groups that were about to expire, which is not the published order (lab/log,
 2026-11-28). Those rounds also had DAPO, three kinds of eviction, groups of 16 and a model of 1M; their commits have them.
 
 Reported against GRPO on the same seed: rollouts, batches and optimizer steps until the smoothed accuracy (mean of three

@@ -29,7 +29,7 @@ from rollalloc.generate.openai_server import Endpoint
 
 _START_S = 1500  # until a server is ready; vLLM's import alone took 230 s on a busy machine
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(_START_S + 1200)]
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 PROMPTS, N = 24, 16
 CHANCE = 0.001
 # The distribution of vLLM for CPUs has another name, by which vLLM would know that there is no GPU.

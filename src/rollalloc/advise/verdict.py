@@ -37,7 +37,7 @@ GRADED = (
 )
 DIFFERENT_ANSWERS = (
     "Measured on tasks with many right answers: GRPO with groups of 4 needed 1.50 [1.39–1.69] times REINFORCE's rollouts on "
-    "walks/mixed (eight seeds), and 1.13 times on walks/late (two seeds, earlier defaults; dev/LOG.md). REINFORCE's update "
+    "walks/mixed (eight seeds), and 1.13 times on walks/late (two seeds, earlier defaults; lab/log). REINFORCE's update "
     "takes up to 2.2 times as many seconds as GRPO's, because it trains on all rows."
 )
 PREDICTION = (

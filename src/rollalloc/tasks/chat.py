@@ -2,7 +2,7 @@
 
 Each task is a folder with two Parquet files in verl's schema. A prompt has an instruction, a solved example and the
 question. Without the example, a model of this size talks instead of answering. With these settings SmolLM2-135M-Instruct is
-right some of the time (dev/LOG.md), so there is something to learn.
+right some of the time (lab/log), so there is something to learn.
 """
 
 from __future__ import annotations

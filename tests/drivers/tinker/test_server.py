@@ -30,7 +30,7 @@ MODEL = os.environ.get("ROLLALLOC_TINKER_MODEL")
     MODEL is None, reason="needs a server of the Tinker API, and ROLLALLOC_TINKER_MODEL, its base model"
 )
 def test_a_run_is_stopped_and_goes_on(tmp_path):
-    """All but that it learns: of so tiny a model without training that was not shown (dev/LOG.md)."""
+    """All but that it learns: of so tiny a model without training that was not shown (lab/log)."""
 
     def trainer_of(listener=None):
         service = Service(MODEL, Remote(rank=8), 0)
