@@ -28,7 +28,8 @@ SETTINGS = (
     r"Python 3\.11 and 3\.12", r"SmolLM2(?:-135M)?", r"\.70\b", r"\.85\b", r"β₂ 0\.95", r"above 135M", r"8M parameters",
     r"(?:groups=|groups of |Groups of )\d+", r"64 rollouts a step", r"four learning rates", r"2026-11-25 and 26",
     r"95% intervals", r"at (?:135M|8M)\b", r"\(8M: of three", r"H100", r"Apache-2\.0", r"two CPU cores",
-    r"rewards are 0 and 1", r"one rollout for each of 32\s+prompts a step", r"a step, each with one rollout: 32", r"0\.15M parameters", r"warmed up to 30%", r"8M: CPU",
+    r"rewards are 0 and 1", r"one rollout for each of 32\s+prompts a step",
+    r"a step, each with one rollout: 32", r"0\.15M parameters", r"warmed up to 30%", r"8M: CPU",
     r"32 rows", r"TRL 1\.15", r"45 minutes", r"one CPU core",
 )  # fmt: skip
 
