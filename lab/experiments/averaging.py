@@ -46,8 +46,9 @@ from typing import Any
 import torch
 
 from rollalloc.cli.app import app
+from rollalloc.models import averaging
 from rollalloc.models.weights import trained
-from rollalloc.train import averaging, update
+from rollalloc.train import update
 from rollalloc.train.train import Loop
 
 Rule = Callable[[float, float], float]  # rows before a step, rows of the step → share that the mean keeps

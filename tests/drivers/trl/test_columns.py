@@ -9,7 +9,7 @@ import pytest
 import tiny_trl
 from datasets import Dataset
 
-from rollalloc.drivers.trl.columns import check_conversations, check_environments, check_read_by_rewards, data_sets
+from rollalloc.drivers.trl.dataset import check_conversations, check_environments, check_read_by_rewards, data_sets
 from rollalloc.drivers.trl.rewards import RewardFunctions
 
 GAMES = {"chess": object, "go": object}

@@ -13,7 +13,7 @@ import tiny_trl
 import torch
 from safetensors.torch import load_file, save_file
 
-from rollalloc.drivers.trl.finite import FiniteTraining
+from rollalloc.drivers.trl.checkpoints import FiniteTraining
 from rollalloc.files.stamps import stamp_of
 from rollalloc.models.finite import Diverged
 

@@ -7,7 +7,7 @@ import logging
 import pytest
 from datasets import Dataset
 
-from rollalloc.drivers.trl.keys import check_key, keyed, rows_of
+from rollalloc.drivers.trl.dataset import check_key, keyed, rows_of
 
 CHATS = [
     [{"role": "user", "content": "one"}],

@@ -14,8 +14,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 from trl import GRPOTrainer
 
-from rollalloc.drivers.trl.loss_check import LossError
-from rollalloc.drivers.trl.patched import origin
+from rollalloc.drivers.trl.loss_check import LossError, origin
 
 SEVERAL = {"num_iterations": 2}
 Rows = dict[str, Any]

@@ -20,7 +20,7 @@ from transformers import TrainerCallback
 from rollalloc.data.feature_blocks import own_features
 from rollalloc.data.feature_file import write_features
 from rollalloc.drivers.trl.allocation import Allocation
-from rollalloc.drivers.trl.keys import keyed
+from rollalloc.drivers.trl.dataset import keyed
 
 
 def test_replayed_rows_are_counted_and_released_at_the_end(tmp_path):

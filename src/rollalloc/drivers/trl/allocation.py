@@ -19,9 +19,9 @@ from rollalloc.core.events import Actions, Batch, Cancelled, Order, Row, Updated
 from rollalloc.core.prompts import PromptTable
 from rollalloc.core.recipe import Recipe, doubts
 from rollalloc.drivers.trl.chats import decode, encode
+from rollalloc.drivers.trl.dataset import check_key, keyed, rows_of
 from rollalloc.drivers.trl.failures import by_all, uninterrupted
 from rollalloc.drivers.trl.generation import Generator
-from rollalloc.drivers.trl.keys import check_key, keyed, rows_of
 from rollalloc.drivers.trl.movement import Movement
 from rollalloc.drivers.trl.recipe_features import Blocks
 from rollalloc.drivers.trl.rewards import RewardFunctions

@@ -22,6 +22,7 @@ from rollalloc.drivers.trl.allocation import Allocation
 from rollalloc.drivers.trl.averaging import AveragedWeights
 from rollalloc.drivers.trl.checkpoints import (
     FOLDER,
+    FiniteTraining,
     checkpoint_of,
     killed_within,
     newest_whole,
@@ -29,9 +30,8 @@ from rollalloc.drivers.trl.checkpoints import (
     refuse_without_state,
 )
 from rollalloc.drivers.trl.checks import check_saving, steps_per_batch
+from rollalloc.drivers.trl.dataset import keyed
 from rollalloc.drivers.trl.failures import uninterrupted
-from rollalloc.drivers.trl.finite import FiniteTraining
-from rollalloc.drivers.trl.keys import keyed
 from rollalloc.drivers.trl.rollout import Rollout
 from rollalloc.generate.sampler import pack_generations, unpack_generations
 from rollalloc.models import checkpoint

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from rollalloc.core.recipe import Recipe
 from rollalloc.data.feature_file import read_features
 from rollalloc.drivers.trl.chats import encode
-from rollalloc.drivers.trl.context import blocks_of
-from rollalloc.drivers.trl.keys import check_key, keyed
+from rollalloc.drivers.trl.dataset import blocks_of, check_key, keyed
 from rollalloc.drivers.trl.sharding import is_sharded
 from rollalloc.models.featurizer import features_of
 

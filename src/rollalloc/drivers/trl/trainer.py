@@ -14,17 +14,16 @@ from trl import GRPOConfig, GRPOTrainer
 
 from rollalloc.core.events import Batch
 from rollalloc.core.recipe import Recipe, refuse_other
-from rollalloc.drivers.trl import checks, columns
+from rollalloc.drivers.trl import checks
 from rollalloc.drivers.trl.allocation import Allocation
 from rollalloc.drivers.trl.averaging import AveragedWeights
 from rollalloc.drivers.trl.callback import AllocationCallback
 from rollalloc.drivers.trl.chats import decode, encode, parses
-from rollalloc.drivers.trl.context import check_prompts
-from rollalloc.drivers.trl.finite import FiniteTraining
+from rollalloc.drivers.trl.checkpoints import FiniteTraining
+from rollalloc.drivers.trl.dataset import check_environments, check_prompts, check_read_by_rewards, data_sets
 from rollalloc.drivers.trl.generation import Generator
-from rollalloc.drivers.trl.loss_check import LossCheck
+from rollalloc.drivers.trl.loss_check import LossCheck, arguments_of
 from rollalloc.drivers.trl.movement import Movement
-from rollalloc.drivers.trl.patched import arguments_of
 from rollalloc.drivers.trl.recipe_features import AUTO, features_for
 from rollalloc.drivers.trl.rewards import RewardFunctions
 from rollalloc.drivers.trl.rollout import Rollout
@@ -166,12 +165,12 @@ class AllocatedGRPOTrainer(GRPOTrainer):
     def _check_columns(self, rewards: RewardFunctions, factory: Any) -> None:
         """Raise an error for data that an environment or a reward function cannot use, in training or in evaluations."""
         held_out = None if self.args.eval_strategy == "no" else self.eval_dataset
-        for where, dataset in columns.data_sets(self.train_dataset, held_out):
+        for where, dataset in data_sets(self.train_dataset, held_out):
             if not len(dataset):
                 continue
             if isinstance(factory, Mapping):
-                columns.check_environments(dataset, where, factory)
-            columns.check_read_by_rewards(rewards, dataset, where, environments=factory is not None)
+                check_environments(dataset, where, factory)
+            check_read_by_rewards(rewards, dataset, where, environments=factory is not None)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *more: Any, **other: Any) -> Any:
         """Train as TRL does. A resumed run also restores the recipe's state and the rollouts that the core still needs."""

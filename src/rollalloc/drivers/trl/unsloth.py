@@ -20,7 +20,7 @@ import trl
 from packaging.version import Version
 from torch import Tensor
 
-from rollalloc.drivers.trl.losses import counted
+from rollalloc.drivers.trl.loss_check import counted
 
 log = logging.getLogger(__name__)
 
