@@ -1,9 +1,9 @@
-"""docs/elsewhere.md: its examples run, those for a trainer against stand-ins with the signatures of what they import."""
+"""examples/other_trainers: the loops run, those for a trainer against stand-ins with the signatures of what they import."""
 
 import asyncio
+import importlib
 import json
 import random
-import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,18 +15,17 @@ import pytest
 
 from rollalloc import Budget, recipes
 
-BLOCKS = re.findall(
-    r"```python\n(.*?)```", (Path(__file__).parents[1] / "docs" / "elsewhere.md").read_text("utf-8"), re.DOTALL
-)
+FOLDER = Path(__file__).parents[1] / "examples" / "other_trainers"
 
 
 @pytest.fixture
-def page() -> dict[str, Any]:
-    """What the page's blocks define, one after the other."""
-    defined: dict[str, Any] = {}
-    for block in BLOCKS:
-        exec(block, defined)
-    return defined
+def page(monkeypatch) -> dict[str, Any]:
+    """What the examples define."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    names = sorted(file.stem for file in FOLDER.glob("*.py"))
+    for name in names:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    return {key: value for name in names for key, value in vars(importlib.import_module(name)).items()}
 
 
 @pytest.fixture

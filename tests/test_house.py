@@ -99,9 +99,9 @@ def modules_named(path: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("way", ["`rollalloc train`", "TRL", "verl"])
-def test_the_files_on_a_rollouts_way_through_the_design_page_are_there(way):
+def test_the_files_that_contributing_names_on_a_rollouts_way_are_there(way):
     """How many files a run really goes through is measured by tools/way.py."""
-    page = (Path(__file__).parents[1] / "docs" / "protocol.md").read_text("utf-8")
+    page = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text("utf-8")
     section = page.partition(f"\n**{way}**\n")[2].partition("\n**")[0].partition("\n## ")[0]
     files = re.findall(r"`([\w/]+\.py)`", section)
     assert len(files) >= 8
@@ -109,8 +109,8 @@ def test_the_files_on_a_rollouts_way_through_the_design_page_are_there(way):
     assert [file for file in files if not (ROOT / file).is_file()] == []
 
 
-def test_the_design_page_names_the_packages_in_the_order_of_imports():
-    page = (Path(__file__).parents[1] / "docs" / "protocol.md").read_text("utf-8")
+def test_contributing_names_the_packages_in_the_order_of_imports():
+    page = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text("utf-8")
     tree = re.search(r"```\nsrc/rollalloc/\n(.*?)```", page, re.DOTALL)
     assert tree is not None
     assert tuple(re.findall(r"^  (\w+)", tree[1], re.MULTILINE)) == FLOORS

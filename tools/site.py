@@ -32,6 +32,7 @@ NARROW = """@media screen and (max-width: 44.9375em) {
 }
 """
 LINKED = ("examples/trl_sums.py", "examples/unsloth_reinforce.py", "src/rollalloc/core/__init__.py", "CITATION.cff")
+LINKED += tuple(f"examples/other_trainers/{file.name}" for file in (ROOT / "examples" / "other_trainers").glob("*.py"))
 LOG = ROOT / "lab" / "log"
 UNSEARCHED = {"CHANGELOG.md", *(str(page.relative_to(ROOT)) for page in LOG.glob("*.md"))}
 
