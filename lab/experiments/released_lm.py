@@ -50,7 +50,7 @@ from rollalloc_lab.tasks.rungs import RUNGS, LadderRung
 EDGES = (0.01, 0.125, 0.75, 0.99)
 SHARES = (0.33, 0.1, 0.5, 0.07, 0.0)  # of the bands between the edges, from hopeless to solved
 WINDOW = 3  # evaluations that a level is read from
-LEVELS = (0.5, 0.6, 0.7, 0.8)
+LEVELS = (0.35, 0.4, 0.45, 0.5, 0.6, 0.7, 0.8)
 GRADED = "rollalloc.tasks.files:graded_score"
 
 
