@@ -57,7 +57,7 @@ def test_law_6_actions_are_the_same_under_any_hash_seed():
 
 
 def test_the_prompt_rule_of_the_documentation_keeps_every_law():
-    (code,) = re.findall(r"```python\n(@dataclass.*?)```", (ROOT / "docs/protocol.md").read_text("utf-8"), re.DOTALL)
+    (code,) = re.findall(r"```python\n(@dataclass.*?)```", (ROOT / "CONTRIBUTING.md").read_text("utf-8"), re.DOTALL)
     names = {
         "dataclass": dataclass,
         "np": np,

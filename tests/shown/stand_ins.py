@@ -92,11 +92,6 @@ def accuracy(completions: Any, answer: Any, **_: Any) -> list[float]:
     return [float(text.strip() == one) for text, one in zip(completions, answer, strict=True)]
 
 
-def plus_or_minus_one(completions: Any, answer: Any, **_: Any) -> list[float]:
-    """TRL's signature, 1 or -1."""
-    return [2 * score - 1 for score in accuracy(completions, answer)]
-
-
 def format(completions: Any, **_: Any) -> list[float]:
     """TRL's signature, for shape alone."""
     return [float(len(text.split()) == 1) for text in completions]
@@ -109,7 +104,7 @@ def names() -> dict[str, Callable[[], Any]]:
 
     values = {
         "dataclass": dataclass, "np": np, "isnan": isnan, "Drawn": Drawn, "PromptRule": PromptRule, "some_free": some_free,
-        "reward_funcs": accuracy, "accuracy": accuracy, "plus_or_minus_one": plus_or_minus_one, "format": format,
+        "reward_funcs": accuracy, "accuracy": accuracy, "format": format,
         "my_model": SimpleNamespace(encode=lambda texts: np.ones((len(texts), 3))), "tokens": [[3, 4], [5]],
     }  # fmt: skip
     made = {name: lambda value=value: value for name, value in values.items()}

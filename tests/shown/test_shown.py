@@ -45,7 +45,7 @@ NOT_RUN = {
     ("README.md", "-from trl import GRPOTrainer"): "the difference between two scripts, not code",
     ("README.md", "recipe        reached"): "what `make demo` prints",
     ("CONTRIBUTING.md", "src/rollalloc/"): "the tree of the package",
-    ("docs/protocol.md", "engine.load_weights(version)"): "the calls of an engine, in order",
+    ("CONTRIBUTING.md", "engine.load_weights(version)"): "the calls of an engine, in order",
     ("docs/trl.md", "- trainer = GRPOTrainer("): "the difference between two lines, not code",
     ("docs/models.md", "from transformers import AutoConfig"): "needs a GGUF file and the package that reads it",
     ("lab/docs/simulate.md", "concurrency,seconds_per_token"): "a table of numbers",
