@@ -47,7 +47,6 @@ NOT_RUN = {
     ("CONTRIBUTING.md", "src/rollalloc/"): "the tree of the package",
     ("CONTRIBUTING.md", "engine.load_weights(version)"): "the calls of an engine, in order",
     ("docs/trl.md", "- trainer = GRPOTrainer("): "the difference between two lines, not code",
-    ("docs/models.md", "from transformers import AutoConfig"): "needs a GGUF file and the package that reads it",
     ("lab/docs/simulate.md", "concurrency,seconds_per_token"): "a table of numbers",
     ("docs/tinker.md", "python3.12 -m venv sky"): "installs SkyRL from the net, gigabytes of it",
     ("docs/unsloth.md", "from unsloth import"): "run where Unsloth is: tests/drivers/unsloth/test_cpu_backend.py",
