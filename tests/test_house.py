@@ -151,6 +151,13 @@ def test_training_a_model_of_ones_own_needs_no_task_and_no_judge_of_runs():
     assert "rollalloc.tasks.presets" in reachable("rollalloc.cli.tasks", without="")  # it makes a task's files
 
 
+@pytest.mark.parametrize("driver", ["trl", "verl"])
+def test_a_driver_of_a_framework_imports_nothing_of_the_native_trainer(driver):
+    """What both need, such as likelihoods, averaging and checkpoints, stands below them. Tinker's driver runs our loop."""
+    imported = {name for file in (ROOT / "drivers" / driver).rglob("*.py") for name in names_imported(file)}
+    assert not sorted(name for name in imported if floor(name) == "train")
+
+
 # Packages that are imported and come with another one that pyproject.toml names; wandb and trackio are the user's own.
 COME_WITH_OTHERS = {"huggingface_hub", "tokenizers", "packaging", "markupsafe", "sympy", "trackio", "wandb"}
 COME_WITH_VERL = {"hydra", "omegaconf", "ray", "tensordict", "torchdata", "transfer_queue"}

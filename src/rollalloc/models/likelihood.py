@@ -17,6 +17,7 @@ from transformers.cache_utils import DynamicLayer
 
 from rollalloc.models.attention import DECODING
 
+KL_ROWS = 16  # number of rows on which trainers measure by how much an update changes the policy
 Tokens = Sequence[int]
 
 LEAST_SHARED = 16  # minimum length of a common prefix for which sharing saves time

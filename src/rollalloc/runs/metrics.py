@@ -14,6 +14,7 @@ from numbers import Real
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rollalloc.core.allocator import Allocator
 from rollalloc.core.events import Batch
@@ -30,6 +31,7 @@ from rollalloc.runs.values import (
     Field,
 )
 
+_RIGHT = 1 - 1e-6  # an answer with at least this metric is right
 PREFIX = "rollalloc"
 
 
@@ -431,3 +433,21 @@ def _negative_weight(batch: Batch) -> float | None:
     advantages = [row.advantage for row in batch.rows if not row.replays]
     positive = sum(advantage for advantage in advantages if advantage > 0)
     return sum(-advantage for advantage in advantages if advantage < 0) / positive if positive > 0 else None
+
+
+def pass_at_k(answers_NE: NDArray[np.int64], metrics_NE: NDArray[np.float64]) -> dict[str, float | None]:
+    """Success and diversity of E attempts at each of N prompts, by the names of `Breadth`. Right answers have the metric 1.
+
+    Equal answers have equal numbers in `answers_NE`. The metric of an attempt without a score is NaN. Each prompt has at
+    least one score.
+    """
+    right_NE = metrics_NE >= _RIGHT
+    right = [row_E[right_E] for row_E, right_E in zip(answers_NE, right_NE, strict=True)]
+    times = [np.unique(row_R, return_counts=True)[1] for row_R in right]
+    differ = [1 - float(n @ (n - 1)) / (n.sum() * (n.sum() - 1)) for n in times if n.sum() > 1]
+    return {
+        "pass_at_k": float(np.nanmax(metrics_NE, axis=1).mean()),
+        "full_marks": float(np.nanmean(np.where(np.isnan(metrics_NE), np.nan, right_NE), axis=1).mean()),
+        "distinct_right": float(np.mean([len(n) for n in times])),
+        "right_pairs_differ": float(np.mean(differ)) if differ else None,
+    }

@@ -21,9 +21,9 @@ from rollalloc.models.likelihood import exact_answers
 from rollalloc.models.policy import Policy, computing
 from rollalloc.processes.stopping import StopRequest
 from rollalloc.rewards.function import Outcome, Scored
+from rollalloc.runs.metrics import pass_at_k
 
 EXACT_K = 8  # k of pass@k if success rates are exact
-_RIGHT = 1 - 1e-6  # an answer with at least this metric is right
 _POLITE_S = 0.1  # seconds between two checks of a request to stop
 _T = TypeVar("_T")
 Score = Callable[[EncodedPrompts, Sequence[tuple[int, Generation]]], list[Outcome]]
@@ -182,24 +182,6 @@ def judged(generations: Sequence[Generation], outcomes: Sequence[Outcome], sampl
         truncated,
         lowest if lowest == highest else None,
     )
-
-
-def pass_at_k(answers_NE: NDArray[np.int64], metrics_NE: NDArray[np.float64]) -> dict[str, float | None]:
-    """Success and diversity of E attempts at each of N prompts, by the names of `Breadth`. Right answers have the metric 1.
-
-    Equal answers have equal numbers in `answers_NE`. The metric of an attempt without a score is NaN. Each prompt has at
-    least one score.
-    """
-    right_NE = metrics_NE >= _RIGHT
-    right = [row_E[right_E] for row_E, right_E in zip(answers_NE, right_NE, strict=True)]
-    times = [np.unique(row_R, return_counts=True)[1] for row_R in right]
-    differ = [1 - float(n @ (n - 1)) / (n.sum() * (n.sum() - 1)) for n in times if n.sum() > 1]
-    return {
-        "pass_at_k": float(np.nanmax(metrics_NE, axis=1).mean()),
-        "full_marks": float(np.nanmean(np.where(np.isnan(metrics_NE), np.nan, right_NE), axis=1).mean()),
-        "distinct_right": float(np.mean([len(n) for n in times])),
-        "right_pairs_differ": float(np.mean(differ)) if differ else None,
-    }
 
 
 def _breadth(

@@ -21,7 +21,7 @@ from rollalloc.generate.sampler import Generation
 from rollalloc.models.averaging import WeightAverage
 from rollalloc.models.checkpoint import FILES, TRAINED, Checkpoint
 from rollalloc.models.finite import check_figures, check_tensors, norm_of
-from rollalloc.models.likelihood import Tokens, completion_logprobs, sent
+from rollalloc.models.likelihood import KL_ROWS, Tokens, completion_logprobs, sent
 from rollalloc.models.policy import Policy, computing, digest_of, in_bf16
 from rollalloc.models.recomputing import recomputing
 from rollalloc.models.weights import load_weights, trained, weights_of
@@ -29,8 +29,6 @@ from rollalloc.train.config import Config
 from rollalloc.train.loss import divergences, shares, token_losses
 
 log = logging.getLogger(__name__)
-
-MEASURED = 16  # number of rows on which the change of the policy by an update is measured
 
 
 @dataclass(slots=True, eq=False)
@@ -354,7 +352,7 @@ def _can_fuse(parameters: Sequence[Tensor]) -> bool:
 
 def _measured(examples: Sequence[Example]) -> list[Example]:
     """The rows on which the change of the policy is measured."""
-    return [example for example in examples if not example.row.replays][:MEASURED] or list(examples[:MEASURED])
+    return [example for example in examples if not example.row.replays][:KL_ROWS] or list(examples[:KL_ROWS])
 
 
 def mini_batches(rows: Sequence[Row], parts: int, seed: int, version: int) -> Iterator[list[int]]:

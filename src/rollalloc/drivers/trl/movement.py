@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from rollalloc.core.events import Batch
 from rollalloc.drivers.trl.generation import Generator
-from rollalloc.train.update import MEASURED
+from rollalloc.models.likelihood import KL_ROWS
 
 
 class Movement:
@@ -35,7 +35,7 @@ class Movement:
     def begin(self, batch: Batch, rollouts: Sequence[Any]) -> None:
         """Store the log-probabilities of a few of the batch's rows, before training on the batch."""
         fresh = [rollout for row, rollout in zip(batch.rows, rollouts, strict=True) if not row.replays]
-        self._rollouts = fresh[:MEASURED]
+        self._rollouts = fresh[:KL_ROWS]
         known = self._generate.gives_the_policys and all(row.version == batch.version for row in batch.rows)
         self._before = [each.made.logprobs for each in self._rollouts] if known else self._now()
 

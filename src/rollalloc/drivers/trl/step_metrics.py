@@ -10,8 +10,7 @@ from rollalloc.core.events import Batch
 from rollalloc.drivers.trl.allocation import Allocation
 from rollalloc.drivers.trl.rewards import RewardFunctions, Score
 from rollalloc.drivers.trl.rollout import Rollout
-from rollalloc.runs.metrics import of_batch, prediction, scalars, totals
-from rollalloc.train.evaluation import pass_at_k
+from rollalloc.runs.metrics import of_batch, pass_at_k, prediction, scalars, totals
 
 Figures = dict[str, float]
 
