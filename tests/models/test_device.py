@@ -160,8 +160,8 @@ def test_rollouts_that_stream_make_the_host_wait_once_a_step(device, on, request
 
 
 @pytest.mark.parametrize("changes", [{"loss": Loss(kl=0.1)}, {"precision": "bf16"}], ids=lambda each: min(each))
-def test_an_optimizer_step_makes_the_host_wait_twice(device, on, prompts_of, changes):
-    """For the figures of the step before it is taken, and for whether the weights are finite after it."""
+def test_an_optimizer_step_makes_the_host_wait_once(device, on, prompts_of, changes):
+    """For the figures of the step and the norm of the weights after it, together."""
     settings = Config(**{"sampling": Sampling(4), "precision": "fp32", "optimizer_steps_per_batch": 2} | changes)
     tokens = prompts_of(4).tokens
     generations = {
@@ -182,7 +182,7 @@ def test_an_optimizer_step_makes_the_host_wait_twice(device, on, prompts_of, cha
         updater.update(Batch(rows, 1), generations)  # moments are made in the first
         device.reset()
         found.append(updater.update(Batch(rows, 1), generations))
-    assert device.synchronisations == device.to_host == 2 * found[1]["steps_in_batch"] == 4, device.places
+    assert device.synchronisations == device.to_host == found[1]["steps_in_batch"] == 2, device.places
     assert found[1] == pytest.approx(found[0], abs=1e-5 if settings.precision == "fp32" else 1e-2)
 
 
