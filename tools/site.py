@@ -49,10 +49,16 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     config.nav = [
         {"Home": "README.md"},
         *({section: pages} for section, pages in sections.items()),
+        {"Log": [*log_pages()]},
         {"API": [{f"rollalloc.{name}": f"api/{name}.md"} for name in API]},
     ]
     config.extra_css = ["narrow.css"]
     return config
+
+
+def log_pages() -> list[str]:
+    """The pages of the log that its index, which README names, links to."""
+    return sorted(str(page.relative_to(ROOT)) for page in LOG.glob("*.md") if page.name != "README.md")
 
 
 def guides() -> dict[str, list[str]]:
@@ -74,12 +80,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     theme = [each for each in files if each.src_dir != config.docs_dir]
     images = [str(image.relative_to(ROOT)) for folder in FOLDERS for image in folder.glob("*.png")]
     pages = [page for section in guides().values() for page in section]
-    paths = [
-        "README.md",
-        *dict.fromkeys([*pages, *(str(page.relative_to(ROOT)) for page in LOG.glob("*.md"))]),
-        *images,
-        *LINKED,
-    ]
+    paths = ["README.md", *pages, *log_pages(), *images, *LINKED]
     ours = [File(path, str(ROOT), config.site_dir, config.use_directory_urls) for path in paths]
     api = [File.generated(config, f"api/{name}.md", content=f"::: rollalloc.{name}\n") for name in API]
     return Files([*theme, *ours, *api, File.generated(config, "narrow.css", content=NARROW)])
