@@ -65,7 +65,7 @@ def recipes() -> str:
     lines = [
         "# Recipes and their parameters", "", _MADE,
         "In Python, they are arguments of `rollalloc.recipes.NAME`; on the command line, `--recipe NAME --set KEY=VALUE`;",
-        "under verl, keys such as `+trainer.v1.rollalloc.n_pilot=4`. [PAPERS.md](../PAPERS.md) names each method's paper.", "",
+        "under verl, keys such as `+trainer.v1.rollalloc.n_pilot=4`. [PAPERS.md](../PAPERS.md) names the papers.", "",
     ]  # fmt: skip
     for name, function in RECIPES.items():
         lines += [f"## {name}", "", _paragraphs(_before_sections(function)), ""]

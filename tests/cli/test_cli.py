@@ -478,6 +478,8 @@ def test_a_task_is_run_by_its_defaults_unless_tuned_settings_are_asked_for(tmp_p
         assert dict(tuned.parameters) == {**found, "neg": 0.7}
         assert tuned.learning_rate == 1e-3
         assert (tuned.betas, tuned.averaging) == ((0.9, 0.999), 0)
+    with pytest.raises(ValueError, match=r"--settings tuned: dapo\+pods has no tuned settings for sort; leave it out"):
+        run_of(RunOptions(task="sort", settings="tuned"), "dapo+pods", {}, 0)
     with pytest.raises(ValueError, match="--settings must be one of defaults, tuned, got 'best'"):
         run_of(RunOptions(task="sort", settings="best"), "grpo", {}, 0)
     with pytest.raises(ValueError, match="there are tuned settings only for built-in tasks"):

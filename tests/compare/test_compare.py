@@ -186,7 +186,7 @@ def test_what_was_begun_as_another_run_is_refused_or_overwritten(run_of, tmp_pat
     train(other, tmp_path / "grpo-3")
     assert standing(other, tmp_path / "grpo-3").ended
     assert not standing(run, tmp_path / "grpo-3").metrics
-    with pytest.raises(FileExistsError, match=r"grpo-3 holds a run that has ended; .*--overwrite"):
+    with pytest.raises(FileExistsError, match=r"grpo-3 holds a run that has ended; its settings .*--overwrite"):
         compare([run, run_of(seed=4)], tmp_path)
     assert standing(other, tmp_path / "grpo-3").ended
     assert not (tmp_path / "grpo-4").exists()  # it is said before any run begins

@@ -37,18 +37,23 @@ def task_run(options: RunOptions, recipe: str, parameters: Mapping[str, Any], se
     """The run of a recipe on the task of `--task`. Call `with_task_files` to create the task's files.
 
     Raises:
-        ValueError: the task is unknown, or an option was given that the task itself determines.
+        ValueError: the task is unknown, the recipe has no tuned settings, or an option was given that the task determines.
     """
     task = str(options.task)
     if unused := changed_options(options, _OF_OWN_RUNS):
         raise ValueError(
             f"{unused}: the task sets this itself; leave it out, or give --model with --prompts and --reward"
         )
-    _, preset = preset_of(task)
+    name, preset = preset_of(task)
+    usual = Tuned(sizes_of(recipe, parameters), preset.rate, DEFAULT_OPTIMIZER)
     if options.settings == "tuned":
-        usual = tuned_of(preset.tuned_on).get(standard(recipe)) or Tuned({}, Config.learning_rate)
-    else:
-        usual = Tuned(sizes_of(recipe, parameters), preset.rate, DEFAULT_OPTIMIZER)
+        known = tuned_of(preset.tuned_on)
+        if standard(recipe) not in known:
+            raise ValueError(
+                f"--settings tuned: {recipe} has no tuned settings for {name}; leave it out, and give a learning rate for "
+                f"all recipes (--learning-rate). Recipes with tuned settings: {', '.join(known)}"
+            )
+        usual = known[standard(recipe)]
     chosen = replace(usual, parameters={**usual.parameters, **parameters})
     run = planned_run(task, recipe, seed, tuned=chosen, **config_fields(options))
     if options.eval_every is None and run.max_rollouts is not None:

@@ -22,6 +22,10 @@ from rollalloc.train.store import RunFolder
 
 RESULTS = "results.json"
 _REMEDY = "give another folder (--out), or move it away"
+_OTHER_SETTINGS = (
+    "its settings or data are others than this command's: give those of the run to reuse it, replace it (--overwrite), or "
+    "give another folder (--out)"
+)
 # Called with each run and the state read from its folder.
 Watcher = Callable[[Sequence[tuple[Config, RecordedRun]]], None]
 
@@ -65,7 +69,7 @@ def compare(
     todo = {place: run for place, run in places.items() if not is_finished(run, place)}
     for place, run in todo.items():
         if not is_run_in(run, place):
-            RunFolder(place).check(overwrite=overwrite)
+            RunFolder(place).check(overwrite=overwrite, remedy=_OTHER_SETTINGS)
     claims, stop = Claims(folder, "comparison"), StopRequest()
     refuse_foreign(folder, claims.foreign_files([RESULTS]), _REMEDY)
     failures: list[Failure] = []

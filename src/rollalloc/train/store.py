@@ -322,6 +322,7 @@ _NAMES = (METRICS, DESCRIPTION, ROLLOUTS, DECISIONS, REWARDS, ALLOCATOR, FEATURE
 _PRODUCTS = (MODEL, ALLOCATOR, ROLLOUTS, DECISIONS)
 _NEW_FOLDER = "give a new or empty folder (--out)"
 _REMEDY = "give another folder (--out), or move it away"
+_ANOTHER = "go on with it (--resume), replace what it wrote (--overwrite), or give another folder (--out)"
 
 
 class Saves(Protocol):
@@ -386,11 +387,12 @@ class RunFolder:
             and METRICS in self._claims.names()
         )
 
-    def check(self, *, overwrite: bool = False) -> None:
+    def check(self, *, overwrite: bool = False, remedy: str = _ANOTHER) -> None:
         """Raise an error if a new run must not begin in this folder. Nothing is changed.
 
         Args:
             overwrite: True: files of another run in the folder may be removed.
+            remedy: what to do if the folder has another run.
 
         Raises:
             InUse: another trainer is using the folder.
@@ -406,8 +408,7 @@ class RunFolder:
             refuse_read_only(self.path)
         held = self.held()
         if held is not None and not overwrite:
-            do = "go on with it (--resume), replace what it wrote (--overwrite), or give another folder (--out)"
-            raise FileExistsError(f"{self.path} holds {held}; {do}")
+            raise FileExistsError(f"{self.path} holds {held}; {remedy}")
         inside = [*self._claims.foreign_files(self._inside(MODEL)), *checkpoint.foreign_files(self.path)]
         refuse_foreign(self.path, self._claims.foreign_files(_NAMES) or inside, _REMEDY)
 
