@@ -16,13 +16,15 @@ import pytest
 from rollalloc import Budget, recipes
 
 FOLDER = Path(__file__).parents[1] / "examples" / "other_trainers"
+FILES = ("for_areal.py", "for_art.py", "for_molt.py", "for_prime_rl.py", "for_slime.py", "loops.py")
 
 
 @pytest.fixture
 def page(monkeypatch) -> dict[str, Any]:
     """What the examples define."""
     monkeypatch.syspath_prepend(str(FOLDER))
-    names = sorted(file.stem for file in FOLDER.glob("*.py"))
+    assert sorted(file.name for file in FOLDER.glob("*.py")) == list(FILES)
+    names = [file.removesuffix(".py") for file in FILES]
     for name in names:
         monkeypatch.delitem(sys.modules, name, raising=False)
     return {key: value for name in names for key, value in vars(importlib.import_module(name)).items()}

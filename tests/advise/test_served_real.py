@@ -43,12 +43,16 @@ if __name__ == "__main__":
 """
 
 
+# A hardly trained model sometimes says special tokens alone, of which the server sends no text: an answer without a word.
+NO_TEXT = "the server counted tokens of the answer, but sent no text"
+
+
 def words(folder):
     """How often each word is in each answer of a profile, (prompt, rollout, word), prompts by their keys."""
     rows = [json.loads(line) for line in (folder / "rollouts.jsonl").read_text().splitlines()]
     rows.sort(key=lambda row: (row["key"], row["rollout"]))
-    assert all(row["unscored"] is None for row in rows)
-    counts = [[row["text"].split().count(f"s{word}") for word in range(8)] for row in rows]
+    assert {row["unscored"] for row in rows} <= {None, NO_TEXT}
+    counts = [[(row["text"] or "").split().count(f"s{word}") for word in range(8)] for row in rows]
     return np.array(counts, float).reshape(PROMPTS, N, 8)
 
 
