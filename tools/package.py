@@ -178,7 +178,7 @@ def try_commands(python: Path) -> None:
     (site,) = python.parents[1].glob("lib/python*/site-packages")
     beside = [path for path in sys.path if path.endswith("site-packages")]
     (site / "beside.pth").write_text("\n".join(beside) + "\n")  # its own come before them
-    if "simulate" not in run([python.parent / "rollalloc", "--help"]):
+    if "advise" not in run([python.parent / "rollalloc", "--help"]):
         sys.exit("rollalloc --help does not list its commands")
     run([python.parent / "rollalloc", "recipes"])
     run([python, "-c", FILES])
