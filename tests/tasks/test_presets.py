@@ -99,5 +99,15 @@ def test_another_distribution_adds_tasks_by_an_entry_point_and_takes_no_name(mon
         families.cache_clear()
         with pytest.raises(ValueError, match="theirs:families adds the task sort, which there is already"):
             families()
+
+        def absent():
+            raise ModuleNotFoundError("No module named 'theirs'")
+
+        taken_away = Point()
+        taken_away.load = absent
+        monkeypatch.setattr(presets, "entry_points", lambda group: [taken_away])
+        assert preset_of("sort") == ("sort", TASKS["sort"])  # the library's own need no other distribution
+        with pytest.raises(ImportError, match=r"theirs:families, which adds tasks, cannot be imported .*; install"):
+            preset_of("theirs")
     finally:
         families.cache_clear()

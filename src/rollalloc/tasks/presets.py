@@ -122,6 +122,7 @@ _OURS = (
         installed=gym.installed,
     ),
 )
+_OWN = {name: family for family in _OURS for name in family.presets}
 _GROUP = "rollalloc.tasks"  # entry points of other distributions
 _SWEPT_FOR_ALL = "skills/late"  # every recipe was tuned on this task, so all other tasks fall back to its settings
 
@@ -132,14 +133,26 @@ def families() -> Mapping[str, Family]:
 
     Raises:
         ValueError: another distribution has a task with a name that is taken.
+        ImportError: another distribution cannot be imported.
     """
-    tasks = {name: family for family in _OURS for name in family.presets}
+    tasks = dict(_OWN)
     for point in entry_points(group=_GROUP):
-        for family in point.load()():
+        try:
+            added = point.load()()
+        except ImportError as error:
+            raise ImportError(
+                f"{point.value}, which adds tasks, cannot be imported ({error}); install its distribution again"
+            ) from error
+        for family in added:
             if taken := tasks.keys() & family.presets.keys():
                 raise ValueError(f"{point.value} adds the task {min(taken)}, which there is already; rename it there")
             tasks |= dict.fromkeys(family.presets, family)
     return tasks
+
+
+def family_of(name: str) -> Family:
+    """The family of a task. For a task of the library, no other distribution is imported."""
+    return _OWN[name] if name in _OWN else families()[name]
 
 
 def task_names() -> list[str]:
@@ -153,7 +166,7 @@ def preset_of(task: str) -> tuple[str, Preset]:
     Raises:
         ValueError: no such task or pool.
     """
-    known = families()
+    known = _OWN if {task, f"{task}/late"} & _OWN.keys() else families()
     name = f"{task}/late" if f"{task}/late" in known else task
     if name not in known:
         raise ValueError(f"unknown task {name!r}{near(name, known)}; there are {', '.join(known)}")
@@ -165,7 +178,7 @@ def tuned_of(task: str) -> Mapping[str, Tuned]:
     """The tuned settings of each recipe on a task: those found for the task, or else those for `skills/late`."""
     recipes: dict[str, Any] = {}
     for name in dict.fromkeys((_SWEPT_FOR_ALL, task)):
-        file = families()[name].tuned / f"{name.replace('/', '-')}.json"
+        file = family_of(name).tuned / f"{name.replace('/', '-')}.json"
         recipes |= json.loads(file.read_text(encoding="utf-8"))["recipes"]
     return {recipe: Tuned(entry["parameters"], entry["learning_rate"]) for recipe, entry in recipes.items()}
 
@@ -185,7 +198,7 @@ def fields_of(task: TaskFiles) -> dict[str, Any]:
 
 def task_files(name: str, folder: Path, shown: Shown = unseen) -> TaskFiles:
     """A task's model, prompts and reward, created in the folder if missing."""
-    return families()[name].prepare(name, folder, shown)
+    return family_of(name).prepare(name, folder, shown)
 
 
 def task_run(task: str, recipe: str, seed: int, folder: Path, *, tuned: Tuned | None = None, **changes: Any) -> Config:
@@ -211,7 +224,7 @@ def planned_run(task: str, recipe: str, seed: int, *, tuned: Tuned | None = None
         ImportError: a package that the task needs is not installed.
     """
     name, preset = preset_of(task)
-    families()[name].installed()  # before anything is created
+    family_of(name).installed()  # before anything is created
     known = tuned_of(preset.tuned_on)
     chosen = tuned or known.get(recipe)
     if chosen is None:
