@@ -1,12 +1,13 @@
 """Fixtures of several folders: a small `sort` task and runs on it."""
 
+import signal
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from rollalloc.generate.sampling import Sampling
-from rollalloc.tasks import sort
+from rollalloc.tasks import presets, sort
 from rollalloc.tasks.files import TaskFiles
 from rollalloc.tasks.presets import fields_of
 from rollalloc.tasks.tiny import WarmUp
@@ -39,3 +40,14 @@ def run_of(task: TaskFiles) -> Callable[..., Config]:
         return Config(**fields | changes)
 
     return made
+
+
+@pytest.fixture
+def interrupted_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C comes while the files of a task are made, as in the middle of a warm-up."""
+
+    def made(*_: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+        raise AssertionError("it went on")
+
+    monkeypatch.setattr(presets, "task_files", made)

@@ -13,30 +13,9 @@ from pathlib import Path
 import pytest
 
 import rollalloc
+from test_tools import tool
 
-FLOORS = (
-    "core",
-    "predict",
-    "rules",
-    "recipes",
-    "named",
-    "files",
-    "processes",
-    "rewards",
-    "data",
-    "runs",
-    "models",
-    "generate",
-    "train",
-    "testing",
-    "drivers",
-    "tasks",
-    "compare",
-    "waste",
-    "report",
-    "advise",
-    "cli",
-)
+FLOORS = tool("way").FLOORS
 ROOT = Path(rollalloc.__file__).parent
 
 

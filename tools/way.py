@@ -115,27 +115,14 @@ def of_command(folder: Path, *words: str) -> None:
 
 def own_model(folder: Path) -> tuple[str, ...]:
     """Words that name a tiny model, prompts and a reward, made in the folder."""
-    from rollalloc.data.prompts import write_prompts
     from rollalloc.tasks import sort
     from rollalloc.tasks.tiny import WarmUp
 
-    sort.prepare(folder, sort.SortConfig(symbols=6, train=8, heldout=4, warm_up=WarmUp(steps=2, batch=4, rise=1)))
-    rows: list[dict[str, Any]] = [
-        {
-            "data_source": "mine",
-            "prompt": f"s{at % 6} s{at // 6} =",
-            "reward_model": {"ground_truth": f"s{at % 6}"},
-        }
-        for at in range(36)
-    ]
-    write_prompts(folder / "prompts.parquet", rows[:24])
-    write_prompts(folder / "held.parquet", rows[24:])
-    (folder / "reward.py").write_text(
-        "def score(data_source, solution_str, ground_truth, extra_info):\n"
-        "    return float(solution_str.startswith('s'))\n"
+    made = sort.prepare(
+        folder, sort.SortConfig(symbols=6, train=24, heldout=12, warm_up=WarmUp(steps=2, batch=4, rise=1))
     )
-    given = {"model": "model", "prompts": "prompts.parquet", "heldout": "held.parquet", "reward": "reward.py:score"}
-    words = [word for name, value in given.items() for word in (f"--{name}", str(folder / value))]
+    given = {"model": made.model, "prompts": made.train, "heldout": made.heldout, "reward": made.reward}
+    words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
     return (*words, "--max-new-tokens", "4", "--max-rollouts", "320", "--device", "cpu", "--eval-every", "160")
 
 

@@ -17,7 +17,6 @@ from rollalloc.models.checkpoint import newest
 from rollalloc.processes.stopping import Stopped
 from rollalloc.runs.reader import newest_line, read_metrics
 from rollalloc.runs.recorded import share_done
-from rollalloc.tasks import presets
 from rollalloc.train.store import RunFolder
 from rollalloc.train.train import train
 from tiny_policy import killed_after, untimed
@@ -289,12 +288,7 @@ def test_a_comparison_that_is_killed_leaves_no_run_behind(run_of, tmp_path):
     raise AssertionError("the run goes on")
 
 
-def test_ctrl_c_while_tasks_are_made_leaves_at_once_and_says_so(rollalloc, monkeypatch, tmp_path):
-    def made(*_):
-        signal.raise_signal(signal.SIGINT)  # as it comes in the middle of a warm-up
-        raise AssertionError("it went on")
-
-    monkeypatch.setattr(presets, "task_files", made)
+def test_ctrl_c_while_tasks_are_made_leaves_at_once_and_says_so(rollalloc, interrupted_tasks, tmp_path):
     out = ("--out", tmp_path / "out", "--tasks", tmp_path / "tasks")
     code, _, error = rollalloc("compare", "--task", "sort", "--recipes", "grpo", *out, "--processes", 1)
     assert code == 130, error

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import signal
 import time
 from dataclasses import replace
 
@@ -228,12 +227,7 @@ def test_a_plan_is_shown_and_nothing_is_written(tmp_path, capsys):
     assert not list(tmp_path.iterdir())
 
 
-def test_ctrl_c_while_tasks_are_made_leaves_at_once_and_says_so(rollalloc_lab, monkeypatch, tmp_path):
-    def made(*_):
-        signal.raise_signal(signal.SIGINT)  # as it comes in the middle of a warm-up
-        raise AssertionError("it went on")
-
-    monkeypatch.setattr(presets, "task_files", made)
+def test_ctrl_c_while_tasks_are_made_leaves_at_once_and_says_so(rollalloc_lab, interrupted_tasks, tmp_path):
     out = ("--out", tmp_path / "out", "--task-folder", tmp_path / "tasks")
     code, _, error = rollalloc_lab("bench", "--tier", "smoke", *out, "--processes", 1)
     assert code == 130, error

@@ -54,7 +54,7 @@ def options(
     """The options of `rollalloc` itself, before a command."""
 
 
-def made_of(about: str, *commands: Callable[..., None]) -> typer.Typer:
+def command_line(about: str, *commands: Callable[..., None]) -> typer.Typer:
     """A command line of these commands, whose options of numbers are checked.
 
     Args:
@@ -69,7 +69,7 @@ def made_of(about: str, *commands: Callable[..., None]) -> typer.Typer:
     return made
 
 
-app = made_of(
+app = command_line(
     "Decide which prompts get how many rollouts, which are stopped, and which are trained on.",
     *(train, compare, features, model, report, advise, waste, recipes),
 )
@@ -101,10 +101,10 @@ def log_handler() -> RichHandler:
 
 def main() -> None:
     """Entry point of `rollalloc`."""
-    called(app)
+    run(app)
 
 
-def called(app: typer.Typer) -> None:
+def run(line: typer.Typer) -> None:
     """Call a command line with the arguments of this process, which then ends.
 
     After a user's mistake, it ends with code 2 and one message.
@@ -116,9 +116,9 @@ def called(app: typer.Typer) -> None:
     # A user's module:function may be in the working folder, which console scripts do not search.
     sys.path.append(os.getcwd())
     if os.environ.get("ROLLALLOC_DEBUG"):
-        app()
+        line()
     try:
-        ended = app(standalone_mode=False)
+        ended = line(standalone_mode=False)
     except _UsageError as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # typer has shown the help
             sys.exit(error.exit_code)

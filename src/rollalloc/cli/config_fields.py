@@ -33,9 +33,9 @@ def config_fields(options: RunOptions) -> dict[str, Any]:
     """
     values: dict[str, Any] = {name: getattr(options, name) for name in _SAME_NAME}
     values |= {field: getattr(options, name) for name, field in _OTHER_NAME.items()}
-    with _named("--schedule, --warmup-steps, --schedule-steps"):
+    with option_named("--schedule, --warmup-steps, --schedule-steps"):
         schedule = Schedule(options.warmup_steps, cast("Shape", options.schedule), options.schedule_steps)
-    with _named("--dual-clip"):
+    with option_named("--dual-clip"):
         clip = Clip(dual=options.dual_clip)
     values |= {
         "model": None if options.model is None else model_name(options.model),
@@ -60,7 +60,7 @@ def config_fields(options: RunOptions) -> dict[str, Any]:
 
 def _lora(options: RunOptions) -> Lora | None:
     if options.lora is not None:
-        with _named("--lora, --lora-alpha, --lora-target"):
+        with option_named("--lora, --lora-alpha, --lora-target"):
             return Lora(options.lora, options.lora_alpha, tuple(options.lora_target or ()))
     if unused := changed_options(options, ("lora_alpha", "lora_target")):
         raise ValueError(f"{unused}: only for adapters; give --lora RANK as well, e.g. --lora 16")
@@ -69,7 +69,7 @@ def _lora(options: RunOptions) -> Lora | None:
 
 def _canonical(arguments: str | None) -> str | None:
     """A JSON object with sorted keys, so that equal runs have equal descriptions; None for an empty object."""
-    with _named("--chat-template-args"):
+    with option_named("--chat-template-args"):
         return json.dumps(template_arguments(arguments), sort_keys=True) if template_arguments(arguments) else None
 
 
@@ -85,7 +85,7 @@ def model_name(text: str) -> str:
 
 
 @contextmanager
-def _named(options: str) -> Iterator[None]:
+def option_named(options: str) -> Iterator[None]:
     """A context that puts the names of options before the message of a ValueError."""
     try:
         yield

@@ -48,7 +48,7 @@ def fields_in(panel: str | None) -> Callable[..., Any]:
     return made
 
 
-in_no_panel, on_data, on_training, on_streaming, on_output = map(fields_in, (None, _WHAT, _HOW, _STREAM, _OUTPUT))
+in_no_panel, on_data, on_training, on_output = map(fields_in, (None, _WHAT, _HOW, _OUTPUT))
 
 
 def place(text: str | Path) -> Path:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from rollalloc.cli.config_fields import config_fields
+from rollalloc.cli.config_fields import config_fields, option_named
 from rollalloc.cli.options import RunOptions, changed_options
 from rollalloc.named import sizes_of, standard
 from rollalloc.tasks.presets import (
@@ -18,7 +18,7 @@ from rollalloc.tasks.presets import (
     planned_run,
     preset_of,
     task_names,
-    tuned_of,
+    tuned_for,
     with_task_files,
 )
 from rollalloc.train.config import Config, default_grid
@@ -44,16 +44,12 @@ def task_run(options: RunOptions, recipe: str, parameters: Mapping[str, Any], se
         raise ValueError(
             f"{unused}: the task sets this itself; leave it out, or give --model with --prompts and --reward"
         )
-    name, preset = preset_of(task)
-    usual = Tuned(sizes_of(recipe, parameters), preset.rate, DEFAULT_OPTIMIZER)
     if options.settings == "tuned":
-        known = tuned_of(preset.tuned_on)
-        if standard(recipe) not in known:
-            raise ValueError(
-                f"--settings tuned: {recipe} has no tuned settings for {name}; leave it out, and give a learning rate for "
-                f"all recipes (--learning-rate). Recipes with tuned settings: {', '.join(known)}"
-            )
-        usual = known[standard(recipe)]
+        with option_named("--settings tuned"):
+            usual = tuned_for(task, standard(recipe))
+    else:
+        _, preset = preset_of(task)
+        usual = Tuned(sizes_of(recipe, parameters), preset.rate, DEFAULT_OPTIMIZER)
     chosen = replace(usual, parameters={**usual.parameters, **parameters})
     run = planned_run(task, recipe, seed, tuned=chosen, **config_fields(options))
     if options.eval_every is None and run.max_rollouts is not None:

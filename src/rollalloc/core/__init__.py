@@ -29,7 +29,7 @@ group.
                            RUNNING --tell: TRAIN--> READY --ask: promote, rows, advantage--> TRAINED
                            RUNNING, WAITING, READY --DROP, too old, not needed, prompt gone--> DROPPED
 
-`phase.py` has the table of legal moves, and only `Flight.move` changes a phase. It also updates every index (which
+`group.FOLLOWING` has the table of legal moves, and only `Flight.move` changes a phase. It also updates every index (which
 groups wait, how many run), so that no index can disagree with the groups.
 
 `tell` looks at one group at a time. It adds the result to the group and asks the judge of the group's stage. It does
@@ -95,7 +95,7 @@ for whole groups is not asked before (`Run.patient_S`). A stop rule is not asked
 
 How a run ends
 ==============
-If no more groups can be opened, there is a reason for it, a `budget_tracker.Halt`. By itself it ends nothing: running
+If no more groups can be opened, there is a reason for it, a `run.Halt`. By itself it ends nothing: running
 groups may still fill the batch. It matters when no rollout is running, the driver owes no event, and no batch is out.
 `Halt.ends` then says what follows:
 

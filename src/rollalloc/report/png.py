@@ -21,7 +21,6 @@ from rollalloc.report.charts import Area, Bars, Between, Cells, Chart, Line, Mar
 from rollalloc.report.style import GROUND, INK, MUTED, RULE, SCALE
 
 _WIDTH = 4.5  # inches; small, so that the text stays readable on a phone
-_NARROW = 0.085  # share of the width; narrower parts of a bar get no number
 _DASHES = {"solid": "-", "dash": "--", "dot": ":"}
 _LOOK = {
     "font.size": 10,

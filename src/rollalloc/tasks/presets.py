@@ -183,6 +183,22 @@ def tuned_of(task: str) -> Mapping[str, Tuned]:
     return {recipe: Tuned(entry["parameters"], entry["learning_rate"]) for recipe, entry in recipes.items()}
 
 
+def tuned_for(task: str, recipe: str) -> Tuned:
+    """The tuned settings of a recipe on a task, by their names.
+
+    Raises:
+        ValueError: no settings were searched for this recipe.
+    """
+    name, preset = preset_of(task)
+    known = tuned_of(preset.tuned_on)
+    if recipe not in known:
+        raise ValueError(
+            f"{recipe} has no tuned settings for {name}; leave it out, or give its settings. Recipes with tuned settings: "
+            f"{', '.join(known)}"
+        )
+    return known[recipe]
+
+
 def fields_of(task: TaskFiles) -> dict[str, Any]:
     """A task's files as fields of a configuration."""
     return {
@@ -225,12 +241,7 @@ def planned_run(task: str, recipe: str, seed: int, *, tuned: Tuned | None = None
     """
     name, preset = preset_of(task)
     family_of(name).installed()  # before anything is created
-    known = tuned_of(preset.tuned_on)
-    chosen = tuned or known.get(recipe)
-    if chosen is None:
-        raise ValueError(
-            f"{recipe} has no tuned settings for {name}; give its settings. Recipes with tuned settings: {', '.join(known)}"
-        )
+    chosen = tuned or tuned_for(name, recipe)
     settings: dict[str, Any] = {
         **chosen.optimizer,
         "learning_rate": chosen.learning_rate,

@@ -5,16 +5,16 @@
 
 from __future__ import annotations
 
-from rollalloc.cli.app import called, made_of
+from rollalloc.cli.app import command_line, run
 from rollalloc.cli.commands import Command
 from rollalloc_lab.cli.bench import bench
 from rollalloc_lab.cli.ladder import ladder
 from rollalloc_lab.cli.simulate import simulate
 
-app = made_of("The laboratory of rollalloc: leaderboard, simulator, and prompts of the ladder.", bench, ladder)
+app = command_line("The laboratory of rollalloc: leaderboard, simulator, and prompts of the ladder.", bench, ladder)
 app.command(cls=Command)(simulate)  # the classes of its options check their numbers
 
 
 def main() -> None:
     """Entry point of `rollalloc-lab`."""
-    called(app)
+    run(app)
