@@ -10,7 +10,7 @@ from rollalloc.core.allocator import Allocator, EventError, MetricError, NoProgr
 from rollalloc.core.prompts import PromptTable
 from rollalloc.core.recipe import Budget, Recipe, Replay, Retire, Stage
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 __all__ = [
     "Allocator",
     "Budget",
