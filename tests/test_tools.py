@@ -199,3 +199,10 @@ def test_an_extra_that_a_message_names_exists():
     ]
     assert len(named) > 5
     assert [one for one in named if one[1] not in extras] == []
+
+
+def test_other_arithmetic_runs_folders_of_ours_alone():
+    folders = {Path(folder) for folder in tool("arithmetic").folders()}
+    assert {Path("tests/models"), Path("lab/tests/tasks")} <= folders
+    strange = {folder for folder in folders if folder.parts[0] != "tests" and folder.parts[:2] != ("lab", "tests")}
+    assert not strange

@@ -71,8 +71,9 @@ def probed(kind: str) -> dict[str, str]:
 
 
 def folders() -> list[str]:
-    """The folders of tests but those that compute nothing."""
-    found = {path.parent.relative_to(ROOT) for path in ROOT.glob("**/tests/*/**/test_*.py")}
+    """The folders of the library's tests and of the laboratory's, but those that compute nothing."""
+    tests = (ROOT / "tests", ROOT / "lab" / "tests")  # by name: the environments beside them hold the tests of others
+    found = {path.parent.relative_to(ROOT) for of in tests for path in of.glob("*/**/test_*.py")}
     return sorted(str(path) for path in found if not WITHOUT & {*path.parts} and not found & {*path.parents})
 
 
