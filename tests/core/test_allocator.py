@@ -176,6 +176,23 @@ def test_law_1_a_done_that_comes_after_its_cancellation_is_legal_and_counted(dri
     assert driver.allocator.tokens_paid == 12
 
 
+@dataclass(frozen=True)
+class FirstTwo(JudgeRule):
+    """Trains on a group when two of its rollouts have ended."""
+
+    def __call__(self, group, view):
+        return Verdict(Act.TRAIN) if group.scored >= 2 else None
+
+
+@pytest.mark.parametrize("event", [Done(2, 1, 1, 1, 0), Failed(2, "no score", 1), Cancelled(2, 1)])
+def test_a_stopped_rollout_that_ended_before_the_next_ask_is_not_cancelled(drive, event):
+    """The second of four rollouts ends the group, and the third ends before `ask`: only the fourth is left to cancel."""
+    driver = drive(with_judge(recipes.grpo(1, 4), FirstTwo()))
+    driver.ask()
+    driver.allocator.tell([Done(0, 1, 1, 1, 0), Done(1, 0, 0, 1, 0), event])
+    assert driver.ask().cancel == (3,)
+
+
 def test_law_2_staleness_counts_the_first_token_of_the_oldest_row(drive):
     driver = drive(recipes.dapo(1, 2, 1, "carry"), prompts=4)
     allocator = driver.allocator
@@ -517,6 +534,35 @@ def test_as_offered_ends_after_an_empty_offer_with_what_is_there():
     assert batch.short_because.startswith("prompts: the loader has ended")
     allocator.tell([Updated(1)])
     assert allocator.ask().finished.startswith("prompts: the loader has ended")
+
+
+def with_quarantined_0_and_1(drive):
+    """A driver of batches of 2 groups, whose loader has offered prompts 0 and 1; both failed and are quarantined."""
+    driver = drive(offered(replace(recipes.grpo(2, 2), quarantine_after=1)), 6, {0: [None], 1: [None]})
+    driver.allocator.tell([Offered((0, 1), 0)])
+    driver.answer(driver.ask().generate)
+    assert driver.allocator.quarantined() == [0, 1]
+    return driver
+
+
+def test_offers_of_quarantined_prompts_leave_as_many_wanted_as_before(drive):
+    """A batch lacks 2 groups: each quarantined prompt that the loader offers is passed over, and another is wanted."""
+    driver = with_quarantined_0_and_1(drive)
+    wanted = [driver.allocator.wanted()]
+    for prompts_offered in [(0, 2), (1,), (3,)]:
+        driver.allocator.tell([Offered(prompts_offered, 1)])
+        wanted.append(driver.allocator.wanted())
+    assert wanted == [2, 1, 1, 0]
+    assert [order.prompt for order in driver.ask().generate] == [2, 3]
+
+
+def test_a_loader_that_begins_again_with_quarantined_prompts_has_not_ended(drive):
+    driver = with_quarantined_0_and_1(drive)
+    driver.allocator.tell([Offered((), 0), Offered((0, 1), 1)])
+    with pytest.raises(NoProgress, match="tell Offered with more of them"):  # and the run is not over
+        driver.ask()
+    driver.allocator.tell([Offered((4, 5), 1)])
+    assert [order.prompt for order in driver.ask().generate] == [4, 5]
 
 
 def test_as_offered_takes_its_epochs_from_the_loader():
@@ -891,6 +937,30 @@ def test_a_sampled_tail_is_weighted_by_its_probability_whatever_the_capacity(cap
     assert [row.weight for row in actions.batch.rows] == [1.0, 1.0, 4.0]
 
 
+@dataclass(frozen=True)
+class StopsTheRest(StopRule):
+    """Stops every rollout that is to come once two have ended."""
+
+    def least_scored(self, view):
+        return 2
+
+    def __call__(self, group, view, rng):
+        return group.running
+
+
+@pytest.mark.parametrize("capacity", [2, 3, None])
+def test_a_tail_that_is_stopped_before_it_is_ordered_is_as_stopped_as_one_that_runs(capacity):
+    """DARTS stops all but the first two of six rollouts: only the shortest is a row, not the longer one as "the longest"."""
+    recipe = recipes.darts(1, 1, 1, max_redundancy=3, tail="sampled")
+    recipe = replace(recipe, stages=(replace(recipe.stages[0], size=sizes.Fixed(6), stop=StopsTheRest()),))
+    allocator = Allocator(recipe, 1, 0)
+    allocator.ask(capacity)
+    allocator.tell([Done(0, 1, 1, 10, 0), Done(1, 0, 0, 11, 0)])
+    actions = allocator.ask(0)
+    assert actions.cancel == tuple(range(2, 6 if capacity is None else capacity))
+    assert [row.rollout for row in actions.batch.rows] == [0]
+
+
 @pytest.mark.parametrize("metric", [2.0, -1.0, 1.001])
 def test_a_metric_outside_0_and_1_is_refused_where_a_rule_takes_it_for_a_success_rate(drive, metric):
     driver = drive(recipes.pilot_commit(2, 2, 2, gen_groups=4), rewards={}, default=(metric,))
@@ -1014,3 +1084,24 @@ def test_an_evicted_prompt_is_not_counted_as_left_in_the_same_epoch(until, later
     for epoch, left in later.items():
         pool.begin(epoch)
         assert pool.left == left
+
+
+@dataclass(frozen=True)
+class DropsPrompt1(JudgeRule):
+    """Drops prompt 1 until a version of the weights, and trains on every other prompt."""
+
+    until: int
+
+    def __call__(self, group, view):
+        return Verdict(Act.DROP, "out_of_band", self.until) if group.prompt == 1 else Verdict(Act.TRAIN)
+
+
+@pytest.mark.parametrize(("until", "drawn"), [(0, 1), (1, 1), (2, 0)])
+def test_a_prompt_that_waits_for_a_version_that_is_there_is_free_at_once(drive, until, drawn):
+    """Prompt 0 is trained on, so the version is 1. Prompt 1 is dropped: it is drawn again unless it waits for version 2."""
+    recipe = with_judge(recipes.raft(1, 1), DropsPrompt1(until))
+    driver = drive(replace(recipe, prompts=prompts.InOrder()), prompts=2)
+    driver.until_batch()
+    driver.update()
+    driver.answer(driver.ask().generate)
+    assert [order.prompt for order in driver.ask().generate] == [drawn]

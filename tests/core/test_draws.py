@@ -168,6 +168,30 @@ def test_a_draw_that_begins_an_epoch_sees_that_epoch(drive):
     assert epochs == [0, 0, 0, 1, 1, 1]
 
 
+@dataclass(frozen=True)
+class LearnsThatItsPassHasEnded(prompts.InOrder):
+    """Draws each prompt once in a pass. A pick that finds the pass at its end draws nothing, and begins the next one."""
+
+    def pick(self, memory, k, free_N, view, rng):
+        if memory["next"] >= free_N.size:
+            memory["next"] = 0
+            return []
+        picked = list(range(memory["next"], min(memory["next"] + k, free_N.size)))
+        memory["next"] += len(picked)
+        return picked
+
+
+def test_a_rule_that_draws_nothing_at_the_start_of_an_epoch_is_asked_once_more(drive):
+    """Batches of 3 from 4 prompts: the second batch's first draw, in epoch 0, has prompt 3, the second none."""
+    driver = drive(replace(recipes.raft(3, 1), prompts=LearnsThatItsPassHasEnded()), 4)
+    batches = []
+    for _ in range(4):
+        batch = driver.until_batch().batch
+        batches.append(([row.prompt for row in batch.rows], batch.short_because))
+        driver.update()
+    assert batches == [([0, 1, 2], None), ([3, 0, 1], None), ([2, 3, 0], None), ([1, 2, 3], None)]
+
+
 # ------------------------------------------------------------------------------------------------------ over the batch
 
 
