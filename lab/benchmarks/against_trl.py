@@ -992,48 +992,60 @@ def _interval(one: Interval, form: str) -> str:
     return f"{one.point:{form}} [{one.low:{form}}–{one.high:{form}}]"
 
 
-FIGURE = {  # Okabe and Ito's hues, which colour-blind readers can tell apart
-    "line": "#0072b2", "line-64": "#cc79a7", "line-only": "#009e73", "stock": "#d55e00", "foresight": "#e69f00",
-}  # fmt: skip
+# The rows of the picture, from above, in words. Hues are Okabe and Ito's, which colour-blind readers can tell apart.
+DRAWN = {
+    "stock": ("TRL's GRPOTrainer,\n64 rollouts a step", "#d55e00"),
+    "line-only": ("REINFORCE, 32 prompts a step,\nnothing else changed", "#0072b2"),
+    "line": ("REINFORCE, 32 prompts a step,\nweights averaged, β₂ 0.95", "#0072b2"),
+    "line-64": ("REINFORCE, 64 prompts a step,\nweights averaged, β₂ 0.95", "#0072b2"),
+    "foresight": ("foresight, 32 prompts a step,\nweights averaged, β₂ 0.95", "#009e73"),
+}
 
 
 def draw(found: Mapping[str, Mapping[str, Any]], to: Path) -> None:
-    """Held-out accuracy against rollouts, a panel for each size."""
+    """Rollouts to the target: interquartile means with 95% intervals, each seed in grey; a panel for each size."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    several = (size for size, one in found.items() if any(len(arm["seeds"]) > 1 for arm in one["arms"]))
-    found = {size: found[size] for size in several if not SIZES[size].vllm}
-    figure, axes = pyplot.subplots(len(found), 1, figsize=(6.4, 3.3 * len(found)), squeeze=False, sharey=True)
-    for axis, (size, one) in zip(axes[:, 0], found.items(), strict=True):
-        tuning = one["tuning"]
-        for label, name in (
-            ("foresight, 32 prompts a step, weights averaged, β₂ 0.95", "foresight"),
-            ("REINFORCE, 32 prompts a step, weights averaged, β₂ 0.95", "line"),
-            ("REINFORCE, 64 prompts a step, weights averaged, β₂ 0.95", "line-64"),
-            ("REINFORCE, 32 prompts a step, nothing else changed", "line-only"),
-            (f"TRL's GRPOTrainer, groups of {one['best_stock'].removeprefix('stock-')}", one["best_stock"]),
-        ):
-            arm = next((arm for arm in one["arms"] if arm["arm"] == name and len(arm["seeds"]) > 1), None)
-            if arm is None:
-                continue
-            colour, curve = FIGURE[name.split("-")[0] if name.startswith("stock") else name], arm["curve"]
-            axis.plot(curve["rollouts"], curve["mean"], color=colour, label=label)
-            axis.fill_between(curve["rollouts"], curve["low"], curve["high"], color=colour, alpha=0.2, linewidth=0)
-        axis.axhline(SIZES[size].target, color="grey", linestyle=":", linewidth=1)
-        axis.text(0, SIZES[size].target, "target", ha="left", va="bottom", fontsize=8, color="grey")
-        seeds = max(len(arm["seeds"]) for arm in one["arms"])
-        rates = " or ".join(str(count) for count in sorted({len(rates) for rates in tuning.values()}))
-        axis.set_title(f"{SIZES[size].about}: {seeds} seeds, best of {rates} learning rates", fontsize=10, loc="left")
-        axis.set_xlabel("rollouts generated")
+    shown = {size: rows for size, one in found.items() if not SIZES[size].vllm and (rows := drawn(one))}
+    figure, axes = pyplot.subplots(
+        len(shown), 1, figsize=(7, 1 + 0.5 * sum(map(len, shown.values()))), squeeze=False, layout="constrained",
+        height_ratios=[len(rows) for rows in shown.values()],
+    )  # fmt: skip
+    for axis, (size, rows) in zip(axes[:, 0], shown.items(), strict=True):
+        for at, (label, colour, arm) in enumerate(rows):
+            cost = interval([value for value, _ in arm["costs"]["rollouts"]])
+            axis.plot(cost.values, [at] * len(cost.values), ".", color="0.6", markersize=5)
+            if cost.low is not None and cost.high is not None:
+                axis.plot((cost.low, cost.high), (at, at), color=colour, linewidth=2.5)
+            axis.plot(cost.point, at, "o", color=colour, markersize=7)
+            times = "" if label == rows[0][0] else f", {_ratio(arm['over']['rollouts'])} times fewer"
+            said, beside = f"{cost.point:,.0f}{times}", (max(cost.values), at)
+            axis.annotate(said, beside, xytext=(8, 0), textcoords="offset points", va="center", fontsize=8)
+        axis.set_yticks(range(len(rows)), [label for label, _, _ in rows], fontsize=8)
+        axis.set_ylim(len(rows) - 0.4, -0.6)
+        axis.set_xlim(0, 1.15 * axis.get_xlim()[1])
+        seeds = max(len(arm["seeds"]) for _, _, arm in rows)
+        axis.set_title(
+            f"{SIZES[size].about}, {seeds} seeds: to accuracy {SIZES[size].target:.2f}", fontsize=10, loc="left"
+        )
+        axis.xaxis.set_major_formatter("{x:,.0f}")
         axis.spines[["top", "right"]].set_visible(False)
-        axis.grid(alpha=0.2)
-        axis.set_ylabel("held-out accuracy")
-        axis.legend(frameon=False, fontsize=7, loc="lower right")
-    figure.tight_layout()
+        axis.grid(axis="x", alpha=0.2)
+    axes[-1, 0].set_xlabel("rollouts until the held-out accuracy is reached")
     figure.savefig(to, dpi=150)
+    pyplot.close(figure)
+
+
+def drawn(one: Mapping[str, Any]) -> list[tuple[str, str, Mapping[str, Any]]]:
+    """The label, hue and figures of each arm of the picture of which several seeds ran and all reached the target."""
+    names = {one["best_stock"] if name == "stock" else name: row for name, row in DRAWN.items()}
+    arms = {arm["arm"]: arm for arm in one["arms"]}
+    kept = {name: arms[name]["costs"]["rollouts"] for name in names if name in arms}
+    reached = [name for name, costs in kept.items() if len(costs) > 1 and not any(censored for _, censored in costs)]
+    return [(*names[name], arms[name]) for name in reached]
 
 
 def report(out: Path, docs: Path) -> None:
@@ -1052,7 +1064,7 @@ def report(out: Path, docs: Path) -> None:
     for size, one in found.items():
         print(f"\n{size}, {', '.join(one['dates'])}, {one['versions']}\n")
         print(*table_of(one, SIZES[size].target), sep="\n")
-    if any(len(arm["seeds"]) > 1 for one in found.values() for arm in one["arms"]):
+    if any(drawn(one) for one in found.values()):
         draw(found, docs / "against_trl.png")
 
 

@@ -47,7 +47,12 @@ PAIRS = (
     ("grpo_4_replay", "reinforce"),
     ("grpo", "pilot_commit_4"),
 )
-DRAWN = PAIRS[:3]
+DRAWN = {  # pair → how the picture says it
+    PAIRS[0]: "GRPO (groups of 16) over REINFORCE",
+    PAIRS[1]: "RAFT over REINFORCE",
+    PAIRS[2]: "REINFORCE over foresight",
+}
+COLORS = dict(zip(DRAWN, ("#0072b2", "#d55e00", "#009e73"), strict=True))  # told apart by colour-blind readers
 PREDICTED, RECORD = 2048, 8  # prompts whose success is predicted; rollouts of a record
 WITHIN = 1_024  # rollouts that the largest rung's runs paid, at which all rungs are compared
 _RESAMPLES = 10_000
@@ -220,17 +225,22 @@ def draw(page: Path, to: Path) -> None:
             found = [(size, _CELL.search(cell)) for size, cell in zip(sizes, cells, strict=False)]
             known = [(size, (float(one[1]), float(one[2]), float(one[3]))) for size, one in found if one]
             print(f"{pair.strip()}: × {{:.2f}} [{{:.2f}}–{{:.2f}}] for ten times the parameters".format(*slope(known)))
-            if heads is tables[0][0] and tuple(pair.strip().split(" / ")) in DRAWN:
+            one, _, other = pair.strip().partition(" / ")
+            if heads is tables[0][0] and (one, other) in DRAWN:
                 x, y = zip(*known, strict=True)
                 point_R, low_R, high_R = np.array(y).T
                 shift = 1.06 ** (len(axes.containers) - 1)
                 reach = [point_R - low_R, high_R - point_R]
-                axes.errorbar(np.array(x) * shift, point_R, reach, marker="o", capsize=3, label=pair.strip())
+                how = {"color": COLORS[one, other], "label": DRAWN[one, other], "marker": "o", "capsize": 3}
+                axes.errorbar(np.array(x) * shift, point_R, reach, **how)
     axes.axhline(1, color="0.6", linewidth=0.8)
-    axes.set(xscale="log", yscale="log", xlabel="parameters", ylabel=f"rollouts at equal accuracy within {WITHIN:,}")
-    axes.set_yticks([0.5, 1, 2, 4, 8], ["0.5", "1", "2", "4", "8"])
+    axes.set(xscale="log", yscale="log", xlabel="parameters of the model", ylabel="ratio of rollouts to equal accuracy")
+    axes.set_yticks([0.5, 1, 2, 4, 8], ["0.5", "1: as many", "2", "4", "8"])
+    first = [RUNGS[name.strip()] for name in tables[0][0].split("|") if name.strip() in RUNGS]
+    axes.set_xticks([rung.parameters for rung in first], [rung.name.upper() for rung in first])
     axes.minorticks_off()
-    axes.legend(frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, loc="center", bbox_to_anchor=(0.5, 0.5))
     figure.savefig(to, dpi=160)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -98,3 +99,16 @@ def test_the_smallest_shape_is_held_against_no_bar(bars: ModuleType) -> None:
     held = bars.Bars(judged=False)
     held.at_most("sampling", 3.0, 2.0)
     held.end()
+
+
+@pytest.mark.e2e
+def test_the_picture_against_trl_leaves_out_arms_of_which_a_run_missed_the_target(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("trl")
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    against = module_at(BENCHMARKS / "against_trl.py")
+    found = json.loads((ROOT / "docs" / "against_trl.json").read_text("utf-8"))["8m"]
+    assert [arm["arm"] for _, _, arm in against.drawn(found)] == ["stock-4", "line", "foresight"]
+    found["arms"][0]["costs"]["rollouts"][3][1] = True
+    assert [arm["arm"] for _, _, arm in against.drawn(found)] == ["stock-4", "line"]
