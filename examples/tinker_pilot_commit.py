@@ -10,7 +10,7 @@ from pathlib import Path
 from rollalloc import Budget, recipes
 from rollalloc.data.prompts import encode_prompts, load_prompts
 from rollalloc.drivers.tinker import Prices, Remote, Rewarded, Service, TinkerTrainer
-from rollalloc.generate.sampling import Sampling
+from rollalloc.models.settings import Sampling
 from rollalloc.rewards.scorers import WorkerScorer
 from rollalloc.train.config import Config
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rollalloc.generate.sampling import Sampling
+from rollalloc.models.settings import Sampling
 from rollalloc.tasks import presets, sort
 from rollalloc.tasks.files import TaskFiles
 from rollalloc.tasks.presets import fields_of

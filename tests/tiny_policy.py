@@ -15,8 +15,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from rollalloc import recipes
 from rollalloc.data.prompts import EncodedPrompts, PromptSet
-from rollalloc.generate.sampling import Sampling
 from rollalloc.models.policy import Policy
+from rollalloc.models.settings import Sampling
 from rollalloc.rewards.scorers import InlineScorer, Scorer
 from rollalloc.tasks.tiny import EOS_ID, PAD_ID, word_tokenizer
 from rollalloc.train.config import Config

@@ -128,10 +128,10 @@ from rollalloc import recipes
 from rollalloc.compare.summary import Interval, interval
 from rollalloc.data.prompts import load_prompts
 from rollalloc.drivers.trl import AllocatedGRPOTrainer
-from rollalloc.files.atomic import write_text
-from rollalloc.models.averaging import kept_share
+from rollalloc.files.regular import write_text
 from rollalloc.models.likelihood import exact_answers
 from rollalloc.models.policy import Policy
+from rollalloc.models.weights import kept_share
 from rollalloc.runs.cost import Cost, Curve, cost_to_target
 from rollalloc.tasks.files import TaskFiles
 from rollalloc.tasks.presets import task_files

@@ -24,9 +24,9 @@ from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 from bars import Bars, with_smallest
 from rollalloc.data.prompts import encode_prompts, load_prompts
 from rollalloc.generate.sampler import Generation, Request, generate, stream
-from rollalloc.generate.sampling import Sampling
 from rollalloc.models.likelihood import padded
 from rollalloc.models.policy import Policy
+from rollalloc.models.settings import Sampling
 from rollalloc.tasks import chat
 from rollalloc.tasks.chat import CHAT_TASKS
 

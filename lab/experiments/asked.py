@@ -66,7 +66,7 @@ from rollalloc.core.rule import (
     Verdict,
     View,
 )
-from rollalloc.generate.sampling import Streaming
+from rollalloc.models.settings import Streaming
 from rollalloc.rules import advantages, intake, judges, promote, sizes
 from rollalloc.runs.reader import lines_in
 from rollalloc.tasks.presets import DEFAULT_OPTIMIZER, Tuned, planned_run, with_task_files

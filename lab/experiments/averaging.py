@@ -46,7 +46,7 @@ from typing import Any
 import torch
 
 from rollalloc.cli.app import app
-from rollalloc.models import averaging
+from rollalloc.models import weights
 from rollalloc.models.weights import trained
 from rollalloc.train import update
 from rollalloc.train.train import Loop
@@ -128,10 +128,10 @@ class Shadows:
         self.means: dict[str, list[torch.Tensor]] = {}
 
     def install(self) -> None:
-        average: Any = averaging.WeightAverage
+        average: Any = weights.WeightAverage
         updater: Any = update.Updater
         loop: Any = Loop
-        kept, take = averaging.kept_share, average.take
+        kept, take = weights.kept_share, average.take
         begin, evaluate = updater.__init__, loop._evaluate
         shadows = self
 
@@ -156,7 +156,7 @@ class Shadows:
                 shadows.found.append({"rows": shadows.rows, "at": point, **shadows.others(loop)})
 
         assert kept(640, 41, 32) == RULES["late"](1280, 32)  # the rule of today
-        averaging.kept_share, average.take = ruled, taken
+        weights.kept_share, average.take = ruled, taken
         updater.__init__, loop._evaluate = begun, evaluated
 
     def weights(self) -> list[torch.Tensor]:

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from rollalloc.data.prompts import EncodedPrompts, encode_prompts, load_prompts
 from rollalloc.generate.sampler import Request, generate
-from rollalloc.generate.sampling import Sampling
 from rollalloc.models.featurizer import features_of
 from rollalloc.models.policy import Policy
+from rollalloc.models.settings import Sampling
 from rollalloc.predict.quality import auc, calibration_error, log_losses
 from rollalloc.predict.ridge import design, fit, measure, sigmoid
 from rollalloc.tasks.chat import CHAT_TASKS, compute_score

@@ -35,7 +35,7 @@ from rollalloc.core.events import Actions, Cancelled, Done, Event
 from rollalloc.core.group import Drawn, GroupView
 from rollalloc.core.prompts import PromptTable
 from rollalloc.core.rule import IntakeRule, IntakeTraits, Memory, PromptRule, View
-from rollalloc.generate.sampling import Streaming
+from rollalloc.models.settings import Streaming
 from rollalloc.rules.prompts import Shuffled
 from rollalloc.runs.reader import lines_in
 from rollalloc.tasks.presets import DEFAULT_OPTIMIZER, Tuned, planned_run, with_task_files

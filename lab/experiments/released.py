@@ -70,9 +70,9 @@ from findings_runs import ONE_VISIT, as_if_on_policy
 from rollalloc.compare.compare import is_finished
 from rollalloc.data.prompts import write_prompts
 from rollalloc.files.claims import InUse
-from rollalloc.generate.sampling import Sampling
 from rollalloc.models.likelihood import exact_answers
 from rollalloc.models.policy import Policy
+from rollalloc.models.settings import Sampling
 from rollalloc.runs.reader import lines_in
 from rollalloc.tasks.files import make_once
 from rollalloc.tasks.presets import TUNED_WITH

@@ -36,9 +36,9 @@ import numpy as np
 
 from rollalloc.compare.compare import is_finished
 from rollalloc.data.prompts import load_prompts, write_prompts
-from rollalloc.generate.sampling import Sampling
 from rollalloc.models.likelihood import exact_answers
 from rollalloc.models.policy import Policy
+from rollalloc.models.settings import Sampling
 from rollalloc.runs.reader import lines_in
 from rollalloc.tasks.files import TaskFiles, make_once
 from rollalloc.train.config import Config

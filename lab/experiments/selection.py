@@ -26,7 +26,7 @@ import numpy as np
 from rollalloc import recipes
 from rollalloc.compare.summary import Interval, interval
 from rollalloc.core.recipe import Recipe
-from rollalloc.generate.sampling import Streaming
+from rollalloc.models.settings import Streaming
 from rollalloc.rules.sizes import Fixed
 from rollalloc.train.loading import one_thread
 from streaming import Line, Task

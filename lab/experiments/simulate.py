@@ -85,7 +85,7 @@ def sampler() -> None:
 
     sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
     from rollalloc.generate.sampler import Request, generate
-    from rollalloc.generate.sampling import Sampling
+    from rollalloc.models.settings import Sampling
     from sampler import EOS, PAD, VOCABULARY, small_model  # pyright: ignore[reportMissingImports]
 
     torch.set_num_threads(1)

@@ -30,9 +30,9 @@ import numpy as np
 from rollalloc import recipes
 from rollalloc.core.recipe import Recipe
 from rollalloc.data.prompts import encode_prompts, load_prompts
-from rollalloc.generate.sampling import Sampling, Streaming
 from rollalloc.models.featurizer import features_of
 from rollalloc.models.policy import Policy
+from rollalloc.models.settings import Sampling, Streaming
 from rollalloc.recipes.streaming import streamed
 from rollalloc.rewards.function import load_reward
 from rollalloc.rewards.scorers import InlineScorer

@@ -17,7 +17,7 @@ from rollalloc.cli import app
 from rollalloc.cli.options import RunOptions, parameters_of
 from rollalloc.cli.sources import run_of
 from rollalloc.data.prompts import write_prompts
-from rollalloc.generate.sampling import Sampling
+from rollalloc.models.settings import Sampling
 from rollalloc.named import make_recipe, sizes_of
 from rollalloc.train.config import Config
 

@@ -22,7 +22,7 @@ from rollalloc.advise.sampled_profile import sample_profile
 from rollalloc.core.events import NoScores
 from rollalloc.data.feature_file import read_features
 from rollalloc.files.stamps import GrowingStamp
-from rollalloc.generate.sampling import Sampling
+from rollalloc.models.settings import Sampling
 from rollalloc.waste.readers import read_log
 
 REWARD = """

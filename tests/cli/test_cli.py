@@ -13,10 +13,8 @@ from rollalloc.cli.options import RunOptions, parameters_of
 from rollalloc.cli.sources import end_said, run_of
 from rollalloc.compare.summary import LAST, Interval, RecipeSummary, Summary
 from rollalloc.data.prompts import write_prompts
-from rollalloc.generate.sampling import Sampling
-from rollalloc.models.lora import Lora
-from rollalloc.models.objective import Clip, Loss
 from rollalloc.models.policy import Policy
+from rollalloc.models.settings import Clip, Lora, Loss, Sampling
 from rollalloc.runs.reader import read_metrics
 from rollalloc.tasks import presets
 from rollalloc.train.config import Config, Schedule

@@ -7,8 +7,7 @@ from typer.main import get_command
 
 from nonsense import commands
 from rollalloc.cli.app import app
-from rollalloc.cli.commands import reflowed
-from rollalloc.cli.options import RunOptions
+from rollalloc.cli.options import RunOptions, reflowed
 from rollalloc.cli.sources import end_said, run_of
 from rollalloc.files.text import told
 

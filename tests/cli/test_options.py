@@ -5,7 +5,7 @@ from dataclasses import fields
 import pytest
 
 from rollalloc.cli.options import RunOptions, described
-from rollalloc.models.objective import Clip, Loss
+from rollalloc.models.settings import Clip, Loss
 from rollalloc.train.config import Config, Schedule
 
 

@@ -13,7 +13,7 @@ from itertools import pairwise
 import pytest
 
 from rollalloc.data.prompts import write_prompts
-from rollalloc.generate.sampling import Sampling
+from rollalloc.models.settings import Sampling
 from rollalloc.train.run_json import is_described_in, is_run_in, read_config
 from tiny_policy import untimed
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rollalloc.generate.sampling import Sampling
+from rollalloc.models.settings import Sampling
 from rollalloc.tasks import skills
 from rollalloc.tasks.files import TaskFiles
 from rollalloc.tasks.presets import fields_of

@@ -16,12 +16,9 @@ from arithmetic import assert_same_gradients, gradients_of, tokens_by_key
 from rollalloc import recipes
 from rollalloc.generate import engine
 from rollalloc.generate.outcomes import tell
-from rollalloc.generate.sampling import Sampling
-from rollalloc.models.likelihood import cache_argument, completion_logprobs
-from rollalloc.models.lora import Lora
-from rollalloc.models.objective import Loss
+from rollalloc.models.likelihood import cache_argument, completion_logprobs, recomputing
 from rollalloc.models.policy import Adapter, Behaviour, Policy, digest_of, plain_weights
-from rollalloc.models.recomputing import recomputing
+from rollalloc.models.settings import Lora, Loss, Sampling
 from rollalloc.tasks.tiny import PAD_ID
 from rollalloc.train import evaluation
 from rollalloc.train.evaluation import HeldOut
@@ -337,7 +334,7 @@ def test_layers_that_are_computed_again_keep_less_and_give_the_same_gradient(pol
 
 def test_a_model_whose_layers_cannot_be_computed_again_is_refused(policy_of, monkeypatch, trainer_of):
     policy = policy_of()
-    monkeypatch.setattr("rollalloc.models.recomputing.GradientCheckpointingLayer", torch.nn.Conv3d)
+    monkeypatch.setattr("rollalloc.models.likelihood.GradientCheckpointingLayer", torch.nn.Conv3d)
     with pytest.raises(ValueError, match="LlamaForCausalLM has no layers that can be computed again; train it without"):
         trainer_of(recipes.grpo(4, 4), policy=policy, gradient_checkpointing=True)
 

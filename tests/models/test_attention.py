@@ -7,7 +7,7 @@ import torch
 from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from rollalloc.models.attention import attend, decoding_attention
+from rollalloc.models.likelihood import attend, decoding_attention
 
 SIZES = {
     "vocab_size": 8,
@@ -56,7 +56,7 @@ def test_our_attention_equals_that_of_transformers(queries, masked, scaling):
 
 def test_our_attention_is_used_only_within_its_context(monkeypatch):
     called = []
-    monkeypatch.setattr("rollalloc.models.attention.attend", lambda *a, **k: called.append(1) or attend(*a, **k))
+    monkeypatch.setattr("rollalloc.models.likelihood.attend", lambda *a, **k: called.append(1) or attend(*a, **k))
     model = LlamaForCausalLM(LlamaConfig(**SIZES)).eval()
     ids, mask = torch.tensor([[0, 3], [4, 5]]), torch.tensor([[0, 1], [1, 1]])
     with torch.no_grad():
@@ -111,10 +111,10 @@ def test_in_half_precision_several_tokens_and_their_gradients_are_transformers_o
 def test_beyond_what_memory_holds_the_fused_kernel_attends(monkeypatch):
     query, key, value, _ = given(queries=5).values()
     called = []
-    monkeypatch.setattr("rollalloc.models.attention.sdpa_attention_forward", lambda *a, **k: called.append(1))
+    monkeypatch.setattr("rollalloc.models.likelihood.sdpa_attention_forward", lambda *a, **k: called.append(1))
     scores = query.shape[0] * query.shape[1] * 5 * 5
     for most, fused in ((scores, 0), (scores - 1, 1)):
-        monkeypatch.setattr("rollalloc.models.attention.MOST_SCORES", (most, most))
+        monkeypatch.setattr("rollalloc.models.likelihood.MOST_SCORES", (most, most))
         with torch.autocast("cpu", torch.bfloat16):
             attend(Layer(), query, key, value, None)
         assert len(called) == fused

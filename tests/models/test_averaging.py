@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import load_file
 
 from rollalloc import recipes
-from rollalloc.models.averaging import WeightAverage
 from rollalloc.models.policy import Policy
+from rollalloc.models.weights import WeightAverage
 from tiny_policy import flat
 
 

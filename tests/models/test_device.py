@@ -13,14 +13,12 @@ from gpu_stand_in import register, stand_in
 from rollalloc import recipes
 from rollalloc.core.events import Batch, Row
 from rollalloc.generate.sampler import Generation, Request, generate
-from rollalloc.generate.sampling import Sampling, Streaming
 from rollalloc.generate.stream import backend
 from rollalloc.generate.stream.local import LocalBackend
 from rollalloc.models.featurizer import features_of
 from rollalloc.models.likelihood import exact_answers
-from rollalloc.models.lora import Lora
-from rollalloc.models.objective import Loss
 from rollalloc.models.policy import Policy
+from rollalloc.models.settings import Lora, Loss, Sampling, Streaming
 from rollalloc.train.config import Config
 from rollalloc.train.evaluation import HeldOut
 from rollalloc.train.update import Updater

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rollalloc.core.events import Batch, Row
-from rollalloc.models.finite import Diverged, check_figures, first_not_finite, in_batch
+from rollalloc.models.weights import Diverged, check_figures, first_not_finite, in_batch
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

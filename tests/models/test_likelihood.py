@@ -8,7 +8,6 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from rollalloc.generate.sampler import Request, generate
-from rollalloc.generate.sampling import Sampling
 from rollalloc.models import likelihood
 from rollalloc.models.likelihood import (
     cache_argument,
@@ -16,6 +15,7 @@ from rollalloc.models.likelihood import (
     evaluating,
     exact_answers,
 )
+from rollalloc.models.settings import Sampling
 
 PAD, EOS, VOCABULARY = 0, 1, 12
 PROMPTS = [[5, 3], [7], [2, 4, 6, 8, 9], [11, 2, 3]]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollalloc.generate.sampling import Sampling
+from rollalloc.models.settings import Sampling
 from rollalloc.train.config import Config
 
 CAUSES = ("trained", "zero_variance", "out_of_band", "stale", "surplus", "unselected", "cancelled", "failed", "open")

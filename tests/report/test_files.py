@@ -7,10 +7,10 @@ import socket
 
 import pytest
 
+from rollalloc.files.regular import open_regular
 from rollalloc.report.page import write_page
 from rollalloc.runs.discovery import comparisons, run_folders
 from rollalloc.runs.reader import read_run
-from rollalloc.runs.untrusted_files import open_regular
 
 pytestmark = [pytest.mark.usefixtures("undrawn"), pytest.mark.timeout(300)]  # a FIFO that is opened waits for ever
 

@@ -10,8 +10,7 @@ import pytest
 from rollalloc import recipes
 from rollalloc.core.allocator import Allocator
 from rollalloc.core.events import Batch, Done, Row
-from rollalloc.generate.sampling import Streaming
-from rollalloc.models.objective import Loss
+from rollalloc.models.settings import Loss, Streaming
 from rollalloc.runs.metrics import METRICS, of_batch, paths, scalars, undeclared
 from rollalloc.train.train import train
 from small_run import run_of, task

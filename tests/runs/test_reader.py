@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from rollalloc.runs import untrusted_files
+from rollalloc.files.regular import LONGEST
 from rollalloc.runs.reader import newest_lines, read_metrics, read_run
 
 
@@ -70,7 +70,7 @@ def test_the_newest_line_of_each_kind_is_read_from_the_end(path):
         (line(2, accounts={str(at): 1 for at in range(1000)}).strip(), "under at most 64 names"),
         ('{"kind": "batch"}', "rollouts_paid is missing"),
         (line(1).strip(), "metrics.jsonl:2 is repeated or out of order, batch 1 after 1: two runs, or one run twice"),
-        ('{"x": "' + "x" * untrusted_files.LONGEST + '"}', "metrics.jsonl:2 is longer than 1,048,576 bytes"),
+        ('{"x": "' + "x" * LONGEST + '"}', "metrics.jsonl:2 is longer than 1,048,576 bytes"),
     ],
 )
 def test_a_wrong_line_is_named_and_left_out(path, wrong, said):

@@ -12,8 +12,8 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rollalloc.generate.sampler import Request, generate
-from rollalloc.generate.sampling import Sampling
 from rollalloc.models.likelihood import exact_answers
+from rollalloc.models.settings import Sampling
 from rollalloc.tasks import chat, skills, sort
 from rollalloc.tasks.files import compute_score, graded_score, make_once
 from rollalloc.tasks.tiny import EOS, EOS_ID, PAD_ID, WarmUp

@@ -17,7 +17,7 @@ import torch
 
 from rollalloc import recipes
 from rollalloc.models import checkpoint
-from rollalloc.models.objective import Clip, Loss
+from rollalloc.models.settings import Clip, Loss
 from rollalloc.processes.stopping import ASKING, Stopped
 from rollalloc.tasks.tiny import EOS_ID
 from rollalloc.train.config import Schedule

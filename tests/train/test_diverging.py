@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from rollalloc.files.stamps import stamp_of
 from rollalloc.models import checkpoint
-from rollalloc.models.finite import Diverged
+from rollalloc.models.weights import Diverged
 from rollalloc.train import update
 from tiny_policy import RECIPES, checkpoints, lines_of, untimed, weights
 

@@ -10,7 +10,7 @@ import pytest
 
 from rollalloc.data.prompts import EncodedPrompts
 from rollalloc.generate.sampler import Generation
-from rollalloc.generate.sampling import Sampling
+from rollalloc.models.settings import Sampling
 from rollalloc.rewards.function import Scored, Unscored
 from rollalloc.train import evaluation
 from rollalloc.train.evaluation import EXACT_K, HeldOut, evaluate

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from rollalloc.models.objective import Clip, Loss
+from rollalloc.models.settings import Clip, Loss
 from rollalloc.train.loss import shares, token_losses
 
 CLIP = Clip(low=0.2, high=0.28, stale=2.0)

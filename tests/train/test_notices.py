@@ -7,7 +7,7 @@ import pytest
 from rollalloc import Allocator, recipes
 from rollalloc.core import teaching
 from rollalloc.generate.outcomes import Outcomes
-from rollalloc.generate.sampling import Sampling
+from rollalloc.models.settings import Sampling
 from rollalloc.rewards.function import Scored, Unscored
 from rollalloc.train.config import Config
 from rollalloc.train.evaluation import Breadth, Evaluation

@@ -7,9 +7,7 @@ from math import inf, nan
 
 import pytest
 
-from rollalloc.generate.sampling import Sampling
-from rollalloc.models.lora import Lora
-from rollalloc.models.objective import Clip, Loss
+from rollalloc.models.settings import Clip, Lora, Loss, Sampling
 from rollalloc.train.config import Config, Schedule
 
 config = partial(Config, sampling=Sampling(3))

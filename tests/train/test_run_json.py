@@ -8,8 +8,8 @@ import pytest
 
 from rollalloc.compare.compare import is_finished
 from rollalloc.data.prompts import write_prompts
-from rollalloc.models.objective import Clip, Loss
 from rollalloc.models.policy import Policy
+from rollalloc.models.settings import Clip, Loss
 from rollalloc.runs.reader import read_metrics
 from rollalloc.train.config import Schedule
 from rollalloc.train.run_json import read_config

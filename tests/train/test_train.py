@@ -11,8 +11,8 @@ import torch
 
 from rollalloc import MetricError, recipes
 from rollalloc.generate.outcomes import tell
-from rollalloc.generate.sampling import Sampling
 from rollalloc.models.likelihood import completion_logprobs
+from rollalloc.models.settings import Sampling
 from rollalloc.rewards.scorers import WorkerScorer
 from rollalloc.tasks.tiny import EOS_ID, PAD_ID
 from rollalloc.train.evaluation import Evaluation, HeldOut

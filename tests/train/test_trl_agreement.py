@@ -9,9 +9,8 @@ import torch
 from arithmetic import assert_same_gradients
 from rollalloc.core.events import Batch, Row
 from rollalloc.generate.sampler import Generation
-from rollalloc.generate.sampling import Sampling
 from rollalloc.models.likelihood import padded
-from rollalloc.models.objective import Clip, Loss
+from rollalloc.models.settings import Clip, Loss, Sampling
 from rollalloc.tasks.tiny import PAD_ID
 from rollalloc.train.config import Config
 from rollalloc.train.update import Updater

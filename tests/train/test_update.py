@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from rollalloc.core.events import Batch, Row
 from rollalloc.generate.sampler import Generation
-from rollalloc.generate.sampling import Sampling
-from rollalloc.models.objective import Loss
+from rollalloc.models.settings import Loss, Sampling
 from rollalloc.train.config import Config
 from rollalloc.train.update import Example, Updater, passes
 from tiny_policy import flat

@@ -11,10 +11,9 @@ from typing import Any, Self
 
 from rollalloc.core.packing import differences
 from rollalloc.data._files import read_rows
-from rollalloc.files.atomic import write_text
 from rollalloc.files.claims import Claims, Lock, refuse_foreign, refuse_read_only
 from rollalloc.files.names import ANSWERS, FEATURES, PROFILE, PROMPTS, REWARDS, ROLLOUTS
-from rollalloc.files.opening import read_text
+from rollalloc.files.regular import read_text, write_text
 from rollalloc.files.stamps import GrowingStamp, Stamp
 
 _MADE = (PROFILE, ROLLOUTS, PROMPTS, FEATURES, REWARDS)

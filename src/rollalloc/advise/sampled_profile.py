@@ -20,8 +20,8 @@ from rollalloc.core.recipe import at_least
 from rollalloc.core.seeds import rng
 from rollalloc.data.feature_file import save_features
 from rollalloc.data.prompts import EncodedPrompts, PromptSet, load_prompts
-from rollalloc.files.atomic import write_text
 from rollalloc.files.names import FEATURES, PROMPTS, REWARDS, ROLLOUTS
+from rollalloc.files.regular import write_text
 from rollalloc.generate.engine import SyncEngine
 from rollalloc.generate.outcomes import Outcomes
 from rollalloc.models.featurizer import features_of

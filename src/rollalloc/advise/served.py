@@ -36,11 +36,11 @@ from rollalloc.core.events import Order
 from rollalloc.core.recipe import at_least
 from rollalloc.data.encoding import template_arguments
 from rollalloc.data.prompts import PromptSet, load_prompts
-from rollalloc.files.atomic import append_text
 from rollalloc.files.names import ANSWERS, ROLLOUTS
+from rollalloc.files.regular import append_text
 from rollalloc.generate.openai_server import Answer, Ask, Endpoint, ServedModel, ServerFailed
 from rollalloc.generate.outcomes import Outcomes, RolloutLog, RolloutResult
-from rollalloc.generate.sampling import Sampling
+from rollalloc.models.settings import Sampling
 from rollalloc.rewards.function import Outcome, Unscored
 from rollalloc.rewards.scorers import Scorer
 from rollalloc.tasks.files import Shown, unseen

@@ -165,7 +165,7 @@ def _own_config(sampled: Mapping[str, Any], runs: Sequence[OwnRun]) -> dict[str,
         "config": the configuration, and "task": the name of the built-in task; both for `pasted`. "prompts": the number of
         prompts to train on. Unknown values are left out.
     """
-    from rollalloc.generate.sampling import Sampling
+    from rollalloc.models.settings import Sampling
     from rollalloc.train.config import Config
     from rollalloc.train.run_json import read_config
 

@@ -19,12 +19,11 @@ from rich.text import Text
 
 import rollalloc
 from rollalloc.cli.advise import advise
-from rollalloc.cli.commands import Command, CommandGroup
 from rollalloc.cli.compare import compare
 from rollalloc.cli.data import data
 from rollalloc.cli.features import features
 from rollalloc.cli.model import model
-from rollalloc.cli.options import with_numbers_checked
+from rollalloc.cli.options import Command, CommandGroup, with_numbers_checked
 from rollalloc.cli.recipes import recipes
 from rollalloc.cli.report import report
 from rollalloc.cli.train import train

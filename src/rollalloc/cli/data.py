@@ -10,8 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from rollalloc.cli.commands import Command, CommandGroup
-from rollalloc.cli.options import folder, parameters_of, place, with_numbers_checked
+from rollalloc.cli.options import Command, CommandGroup, folder, parameters_of, place, with_numbers_checked
 from rollalloc.cli.progress import say
 
 if TYPE_CHECKING:

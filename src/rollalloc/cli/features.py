@@ -31,7 +31,7 @@ def features(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
 ) -> None:
     """Compute features of each prompt with the initial model, for recipes that predict success rates."""
-    from rollalloc.cli.config_fields import model_name  # imported here, so that `--help` does not import torch
+    from rollalloc.cli.sources import model_name  # imported here, so that `--help` does not import torch
     from rollalloc.data.encoding import template_arguments
     from rollalloc.data.feature_file import Origin, refuse_place, write_features
     from rollalloc.data.prompts import encode_prompts, load_prompts

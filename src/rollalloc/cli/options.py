@@ -5,18 +5,19 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import wraps
+from itertools import pairwise
 from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
-from rollalloc.generate.sampling import Sampling, Streaming
-from rollalloc.models.lora import Lora
-from rollalloc.models.objective import Clip, Loss
+from rollalloc.models.settings import Clip, Lora, Loss, Sampling, Streaming
 from rollalloc.train.config import LEAST_ROLLOUTS, MAX_NEW_TOKENS, ROLLOUTS_PER_PROMPT, Config, Schedule
 
 # Limits for the absolute value of an option. A smaller number would become 0 in float32, and a larger one does not fit
@@ -392,3 +393,64 @@ def _matched_sizes(text: str, recipe: str, given: Mapping[str, Any]) -> dict[str
     if set(said) != {"groups", "n"} or not all(type(value) is int and value > 0 for value in said.values()):
         raise ValueError(f"--matched expects groups=G,n=N, got {text!r}; e.g. groups=16,n=8")
     return sizes_of(recipe, given, rows=said["groups"] * said["n"], group_rows=said["n"])
+
+
+@contextmanager
+def option_named(options: str) -> Iterator[None]:
+    """A context that puts the names of options before the message of a ValueError."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{options}: {error}") from None
+
+
+_TRUTHS = ("true", "false", "yes", "no", "on", "off")  # what a user may write behind a flag
+
+
+_APART = re.compile(r"\s{4,}|[-*] |\d+\. ")  # how an equation or a point of a list begins
+
+
+def reflowed(docstring: str) -> str:
+    """A docstring with one line for each paragraph and point of a list, which the terminal then wraps to its width."""
+    lines = [""]
+    for line in inspect.cleandoc(docstring).splitlines():
+        if not line or not lines[-1] or _APART.match(line) or re.match(r"\s{4,}", lines[-1]):
+            lines.append(line)
+        else:
+            lines[-1] += f" {line.strip()}"
+    return "\n".join(lines[1:])
+
+
+def _is_flag(parameter: Any) -> bool:
+    return bool(getattr(parameter, "is_flag", False))
+
+
+def _untyped(parameters: list[Any]) -> list[Any]:
+    """Leave out the type that newer releases of typer show beside a flag, which takes no value."""
+    for each in filter(_is_flag, parameters):
+        each.metavar = ""
+    return parameters
+
+
+class Command(TyperCommand):
+    """A command of `rollalloc`. A flag with a value, such as `--resume true`, is refused in the flag's name."""
+
+    def __init__(self, *given: Any, help: str | None = None, **others: Any) -> None:
+        super().__init__(*given, help=reflowed(help or ""), **others)
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _untyped(super().get_params(ctx))
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        flags = {name for each in filter(_is_flag, self.params) for name in each.opts}
+        for name, value in pairwise(args):
+            if name in flags and value.lower() in _TRUTHS:
+                raise typer.BadParameter(f"it takes no value; leave {value!r} out", ctx=ctx, param_hint=f"'{name}'")
+        return super().parse_args(ctx, args)
+
+
+class CommandGroup(TyperGroup):
+    """`rollalloc` itself, or a command that has commands."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _untyped(super().get_params(ctx))

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from rollalloc.cli.commands import reflowed
+from rollalloc.cli.options import reflowed
 
 
 def recipes(

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from dataclasses import fields
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from rollalloc.cli.config_fields import config_fields
-from rollalloc.cli.options import RunOptions, changed_options
+from rollalloc.cli.options import RunOptions, changed_options, option_named
 from rollalloc.data._files import read_rows
+from rollalloc.data.encoding import template_arguments
+from rollalloc.models.settings import Aggregation, Clip, Lora, Loss, Sampling, Streaming
 from rollalloc.named import sizes_of
 from rollalloc.train.config import (
     LEAST_ROLLOUTS,
+    MAX_NEW_TOKENS,
     ROLLOUTS_PER_PROMPT,
     Config,
+    Schedule,
+    Shape,
     default_budget,
     default_grid,
 )
@@ -49,7 +55,7 @@ def run_of(options: RunOptions, recipe: str, parameters: Mapping[str, Any], seed
     else:
         from rollalloc.cli.tasks import task_run  # imported only for a task, because it needs PyTorch
 
-        config = task_run(options, recipe, parameters, seed)
+        config = task_run(options, config_fields(options), recipe, parameters, seed)
     config.make_recipe()  # an unknown recipe or parameter is an error now, before a task is made
     return config
 
@@ -97,3 +103,72 @@ def end_said(options: RunOptions, run: Config) -> str:
         return rollouts
     target = f"{rollouts}, until a held-out accuracy of {run.target:g}"
     return target if options.target is not None else f"{target} ({of_task}; --target changes it)"
+
+
+# Options that are fields of `Config` under the same name. `_OTHER_NAME` has the options whose field has
+# another name.
+_SAME_NAME = {field.name for field in fields(RunOptions)} & {field.name for field in fields(Config)} - {"task"}
+_OTHER_NAME = {
+    "reward_limit": "reward_limit_s",
+    "optimizer_steps": "optimizer_steps_per_batch",
+    "generator_limit": "generator_limit_s",
+}
+
+
+def config_fields(options: RunOptions) -> dict[str, Any]:
+    """The fields of `Config` that the options set. The others keep their defaults.
+
+    Raises:
+        ValueError: a value is out of its range; the message names the option.
+    """
+    values: dict[str, Any] = {name: getattr(options, name) for name in _SAME_NAME}
+    values |= {field: getattr(options, name) for name, field in _OTHER_NAME.items()}
+    with option_named("--schedule, --warmup-steps, --schedule-steps"):
+        schedule = Schedule(options.warmup_steps, cast("Shape", options.schedule), options.schedule_steps)
+    with option_named("--dual-clip"):
+        clip = Clip(dual=options.dual_clip)
+    values |= {
+        "model": None if options.model is None else model_name(options.model),
+        "prompts": tuple(map(str, options.prompts or ())),
+        "heldout": None if options.heldout is None else str(options.heldout),
+        "chat_template_args": _canonical(options.chat_template_args),
+        "sampling": Sampling(
+            MAX_NEW_TOKENS if options.max_new_tokens is None else options.max_new_tokens,
+            temperature=options.temperature,
+            max_rows=Sampling.max_rows if options.max_rows is None else options.max_rows,
+            kv_tokens=options.kv_tokens,
+        ),
+        "schedule": schedule,
+        "loss": Loss(clip=clip, aggregation=cast("Aggregation", options.aggregation), kl=options.kl),
+        "lora": _lora(options),
+        "betas": None if options.adam_beta2 is None else (Config.betas[0], options.adam_beta2),
+        "streaming": Streaming(overlap=options.overlap),
+        "track": tuple(options.track or ()),
+    }
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _lora(options: RunOptions) -> Lora | None:
+    if options.lora is not None:
+        with option_named("--lora, --lora-alpha, --lora-target"):
+            return Lora(options.lora, options.lora_alpha, tuple(options.lora_target or ()))
+    if unused := changed_options(options, ("lora_alpha", "lora_target")):
+        raise ValueError(f"{unused}: only for adapters; give --lora RANK as well, e.g. --lora 16")
+    return None
+
+
+def _canonical(arguments: str | None) -> str | None:
+    """A JSON object with sorted keys, so that equal runs have equal descriptions; None for an empty object."""
+    with option_named("--chat-template-args"):
+        return json.dumps(template_arguments(arguments), sort_keys=True) if template_arguments(arguments) else None
+
+
+def model_name(text: str) -> str:
+    """The name or folder of a model.
+
+    Raises:
+        ValueError: the text is empty.
+    """
+    if not text.strip():
+        raise ValueError("--model: expected a model's name or folder, got an empty one")
+    return text

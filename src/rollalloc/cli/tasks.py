@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from rollalloc.cli.config_fields import config_fields, option_named
-from rollalloc.cli.options import RunOptions, changed_options
+from rollalloc.cli.options import RunOptions, changed_options, option_named
 from rollalloc.named import sizes_of, standard
 from rollalloc.tasks.presets import (
     DEFAULT_OPTIMIZER,
@@ -33,8 +32,17 @@ _OF_OWN_RUNS = (
 )
 
 
-def task_run(options: RunOptions, recipe: str, parameters: Mapping[str, Any], seed: int) -> Config:
+def task_run(
+    options: RunOptions, given: Mapping[str, Any], recipe: str, parameters: Mapping[str, Any], seed: int
+) -> Config:
     """The run of a recipe on the task of `--task`. Call `with_task_files` to create the task's files.
+
+    Args:
+        options: the options of the command.
+        given: the fields of `Config` that they set.
+        recipe: name of the recipe.
+        parameters: its parameters.
+        seed: seed of the run.
 
     Raises:
         ValueError: the task is unknown, the recipe has no tuned settings, or an option was given that the task determines.
@@ -51,7 +59,7 @@ def task_run(options: RunOptions, recipe: str, parameters: Mapping[str, Any], se
         _, preset = preset_of(task)
         usual = Tuned(sizes_of(recipe, parameters), preset.rate, DEFAULT_OPTIMIZER)
     chosen = replace(usual, parameters={**usual.parameters, **parameters})
-    run = planned_run(task, recipe, seed, tuned=chosen, **config_fields(options))
+    run = planned_run(task, recipe, seed, tuned=chosen, **given)
     if options.eval_every is None and run.max_rollouts is not None:
         run = replace(run, eval_every=min(run.eval_every, default_grid(run.max_rollouts)))
     return run

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from rollalloc.compare.pool import Failure, Job, RunsFailed, carry_out, processes_at_once
-from rollalloc.files.atomic import write_text
 from rollalloc.files.claims import Claims, Lock, refuse_foreign
 from rollalloc.files.names import METRICS
+from rollalloc.files.regular import write_text
 from rollalloc.processes.stopping import Stopped, StopRequest
 from rollalloc.runs.cost import COSTS, cost_to_target, curve_of, whole_curve_of
 from rollalloc.runs.reader import newest_line, newest_lines, read_metrics, read_run

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rollalloc.data.jsonl import LONGEST, Unreadable, decode_once, read_lines
-from rollalloc.files.atomic import written
+from rollalloc.files.regular import written
 
 _ROWS = 1024  # number of rows of a parquet file to read at a time
 

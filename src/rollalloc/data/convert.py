@@ -14,8 +14,7 @@ from reprlib import repr as short
 from typing import Any
 
 from rollalloc.data._files import read_rows
-from rollalloc.data.placeholders import is_placeholder
-from rollalloc.data.prompts import check_row, write_prompts
+from rollalloc.data.prompts import check_row, is_placeholder, write_prompts
 from rollalloc.rewards.extract import after_hashes, final
 
 _GROUPED = re.compile(r"[-+]?\d{1,3}(,\d{3})+(\.\d+)?")  # 1,234

@@ -22,8 +22,8 @@ from safetensors.numpy import save_file
 
 from rollalloc.core.prompts import key_digests
 from rollalloc.data.feature_blocks import FeatureCost, Features
-from rollalloc.files.atomic import written
 from rollalloc.files.claims import claim_files, refuse_foreign_files
+from rollalloc.files.regular import written
 
 log = logging.getLogger(__name__)
 

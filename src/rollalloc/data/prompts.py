@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 from rollalloc.core.prompts import PromptTable
 from rollalloc.data._files import read_rows, write_rows
 from rollalloc.data.encoding import check_template_arguments, encode_each
-from rollalloc.data.placeholders import is_placeholder
 from rollalloc.rewards.function import Sample
 
 log = logging.getLogger(__name__)
@@ -424,3 +423,16 @@ def prompt_keys(rows: Sequence[tuple[str, Any, Any]]) -> tuple[str, ...]:
 def _digest(value: Any) -> str:
     """A 64-bit hash of plain Python data, as hexadecimal digits. It is the same in every process."""
     return blake2b(json.dumps(value, sort_keys=True, default=repr).encode(), digest_size=8).hexdigest()
+
+
+_PLACEHOLDERS = frozenset(("proof", "notfound", "not found", "not_found", "n/a", "nan", "null"))
+
+
+def is_placeholder(answer: Any) -> bool:
+    """Whether an answer is a placeholder, such as "proof", "notfound", "None" or "N/A". Only Python's None is capitalized:
+    "none" may be an answer in words.
+    """
+    if not isinstance(answer, str):
+        return False
+    text = answer.strip()
+    return text == "None" or text.lower() in _PLACEHOLDERS

@@ -10,7 +10,7 @@ from math import isfinite
 from reprlib import repr as short
 from typing import Any, Literal
 
-from rollalloc.data.placeholders import is_placeholder
+from rollalloc.data.prompts import is_placeholder
 from rollalloc.rewards.extract import boxed
 from rollalloc.rewards.spelling import choice_of_truth
 

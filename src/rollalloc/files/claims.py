@@ -25,8 +25,7 @@ from io import FileIO
 from pathlib import Path, PurePosixPath
 from typing import Any, Self
 
-from rollalloc.files.atomic import write_text
-from rollalloc.files.opening import opened, read_text
+from rollalloc.files.regular import opened, read_text, write_text
 
 log = logging.getLogger(__name__)
 

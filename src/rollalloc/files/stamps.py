@@ -13,7 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TypedDict
 
-from rollalloc.files.opening import opened
+from rollalloc.files.regular import opened
 
 _CHUNK = 1 << 20  # bytes read at a time
 

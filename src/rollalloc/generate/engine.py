@@ -16,8 +16,8 @@ from rollalloc.core.events import Order
 from rollalloc.data.prompts import EncodedPrompts
 from rollalloc.generate.outcomes import SCORE_AND_ACC, Outcomes, RolloutLog, RolloutResult, stopped, uncertainty_of
 from rollalloc.generate.sampler import Generation, Request, pack_generations, stream, unpack_generations
-from rollalloc.generate.sampling import Sampling
 from rollalloc.models.policy import Behaviour
+from rollalloc.models.settings import Sampling
 from rollalloc.rewards.function import Outcome, Unscored
 from rollalloc.rewards.scorers import Scorer
 

@@ -24,8 +24,8 @@ from urllib.request import getproxies, proxy_bypass
 from rollalloc.core.recipe import at_least
 from rollalloc.data.prompts import Prompt
 from rollalloc.files.text import error_text, visible
-from rollalloc.generate.sampling import Sampling
 from rollalloc.generate.whole_answers import HTTP, TooLarge, WholeAnswers, hidden
+from rollalloc.models.settings import Sampling
 
 try:
     import openai  # pyright: ignore[reportMissingImports]

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 from rollalloc.core.allocator import Allocator, MetricError
 from rollalloc.core.events import Cancelled, Done, Failed, NoScores, Order
 from rollalloc.core.packing import exact_keys
-from rollalloc.files.atomic import append_text
+from rollalloc.files.regular import append_text
 from rollalloc.rewards.function import Outcome, Scored, Unscored
 
 SCORE_AND_ACC = (

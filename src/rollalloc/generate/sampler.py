@@ -22,11 +22,10 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from rollalloc.generate.sampling import Sampling
-from rollalloc.models.attention import decoding_attention
 from rollalloc.models.likelihood import (
     appends_only,
     cache_argument,
+    decoding_attention,
     evaluating,
     padded,
     positions,
@@ -34,6 +33,7 @@ from rollalloc.models.likelihood import (
     sent,
     shared_prefix,
 )
+from rollalloc.models.settings import Sampling
 
 log = logging.getLogger(__name__)
 

@@ -22,9 +22,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from rollalloc.files.atomic import sync
 from rollalloc.files.names import CHECKPOINTS
-from rollalloc.files.opening import read_text
+from rollalloc.files.regular import read_text, sync
 from rollalloc.files.stamps import stamp_of
 
 log = logging.getLogger(__name__)

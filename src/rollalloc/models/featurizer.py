@@ -28,9 +28,9 @@ from rollalloc.data.feature_blocks import (
     standardised,
     token_bag,
 )
-from rollalloc.models.dtypes import Precision
 from rollalloc.models.likelihood import evaluating, padded
 from rollalloc.models.policy import computing
+from rollalloc.models.settings import Precision
 
 BATCH_TOKENS = 4096
 SAMPLE = 256  # number of prompts from which the mean and the standard deviation of each column are estimated

@@ -1,10 +1,17 @@
-"""Computes the log-probabilities of given completions by forward passes."""
+"""Log-probabilities of given completions by forward passes, and the contexts in which a model computes.
+
+The contexts put a model in eval mode (`evaluating`), save memory (`recomputing`), or replace its attention on CPUs by matrix
+products, for two cases in which PyTorch's fused attention is slower: decoding of one token at a time on several threads, and
+updates in bfloat16, where the backward pass of fused attention takes half of the time of an update.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache as once
+from functools import partial
 from inspect import signature
 from typing import Any, Literal
 
@@ -12,10 +19,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from transformers import Cache, DynamicCache, PretrainedConfig, PreTrainedModel
+from torch.utils.checkpoint import checkpoint
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    Cache,
+    DynamicCache,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 from transformers.cache_utils import DynamicLayer
-
-from rollalloc.models.attention import DECODING
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 KL_ROWS = 16  # number of rows on which trainers measure by how much an update changes the policy
 Tokens = Sequence[int]
@@ -291,3 +308,126 @@ def in_eval_mode(model: nn.Module) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
+
+
+MOST_SCORES = 2**23, 2**26  # maximum number of attention scores in memory, with and without gradients; 4 bytes each
+DECODING = "rollalloc_decoding"  # transformers' name for this implementation
+# Arguments of transformers' own function that this implementation does not support.
+_SPECIAL = ("position_bias", "softcap", "cache", "s_aux", "output_attentions")
+
+
+def decoding_attention(model: PreTrainedModel) -> AbstractContextManager[None]:
+    """A context in which a model decodes by two matrix products. It changes only models with `sdpa` attention on a CPU.
+
+    With one thread nothing changes, because fused attention is then as fast.
+    """
+    return attention_by_products(model) if torch.get_num_threads() > 1 else nullcontext()
+
+
+@contextmanager
+def attention_by_products(model: PreTrainedModel) -> Iterator[None]:
+    """A context in which a model uses `attend`. It changes only models with `sdpa` attention on a CPU.
+
+    Do not use it with gradient checkpointing: layers would be recomputed after the context has ended.
+    """
+    config = model.config
+    # A model with its own attention functions has its own registry. Such a model is not changed.
+    register = getattr(sys.modules[type(model).__module__], "ALL_ATTENTION_FUNCTIONS", None)
+    if (
+        model.device.type != "cpu"
+        or register is not ALL_ATTENTION_FUNCTIONS
+        or config.get_text_config() is not config
+        or config._attn_implementation != "sdpa"
+    ):
+        yield
+        return
+    AttentionInterface.register(DECODING, attend)
+    AttentionMaskInterface.register(DECODING, sdpa_mask)
+    config._attn_implementation = DECODING
+    try:
+        yield
+    finally:
+        config._attn_implementation = "sdpa"
+
+
+def attend(
+    module: nn.Module,
+    query_BHTD: Tensor,
+    key_BKSD: Tensor,
+    value_BKSD: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **more: Any,
+) -> tuple[Tensor, None]:
+    """Compute attention with the same result as transformers' `sdpa`.
+
+        out[b, h] = softmax(scaling · query[b, h] · key[b, k]ᵀ + mask[b]) · value[b, k],   k = h // (H / K)
+
+    Matrix products are used only in two cases: each row has one query; or bfloat16's autocast is on and there are at most
+    `MOST_SCORES` attention scores, because all scores are stored. In all other cases `sdpa` is called.
+
+    Args:
+        module: the layer.
+        query_BHTD: T queries for each of H heads, of size D.
+        key_BKSD: S keys for each of K heads. H / K query heads share a key head.
+        value_BKSD: S values for each of K heads.
+        attention_mask: shape (B, 1, T, S), True where attention is allowed. `sdpa` also accepts a mask to be added. None:
+            each query attends to all keys or, in a causal layer, to all keys that are not later.
+        scaling: factor of the scores; None: 1 / √D.
+        more: further arguments for `sdpa`.
+    """
+    batch, heads, queries, size = query_BHTD.shape
+    plain = attention_mask is None or (attention_mask.dtype == torch.bool and attention_mask.shape[1] == 1)
+    most = MOST_SCORES[not torch.is_grad_enabled()]
+    few = batch * heads * queries * key_BKSD.shape[2] <= most
+    is_faster = queries == 1 or (torch.is_autocast_enabled("cpu") and few)
+    if not is_faster or not plain or more.get("dropout") or any(more.get(name) is not None for name in _SPECIAL):
+        return sdpa_attention_forward(module, query_BHTD, key_BKSD, value_BKSD, attention_mask, scaling=scaling, **more)
+    if attention_mask is None and queries > 1 and _causal(module, more):
+        keys = key_BKSD.shape[2]
+        attention_mask = query_BHTD.new_ones(queries, keys, dtype=torch.bool).tril(keys - queries)[None, None]
+    shared = key_BKSD.shape[1]
+    query_BKRD = query_BHTD.reshape(batch, shared, -1, size)  # R: the queries that share the keys of one head
+    scores_BKRS = (query_BKRD * (size**-0.5 if scaling is None else scaling)) @ key_BKSD.transpose(2, 3)
+    if attention_mask is not None:
+        # A finite number instead of -inf: a padding token that attends to nothing would become NaN with -inf, and
+        # 0 · NaN would spread to other tokens.
+        lowest = torch.finfo(scores_BKRS.dtype).min
+        scores_BKRS.view(batch, heads, queries, -1).masked_fill_(~attention_mask, lowest)
+    out_BKRD = scores_BKRS.softmax(dim=-1, dtype=torch.float32).to(value_BKSD.dtype) @ value_BKSD
+    # The width is inferred, because values may be narrower than keys.
+    return out_BKRD.view(batch, heads, queries, -1).transpose(1, 2).contiguous(), None
+
+
+def _causal(module: nn.Module, more: Mapping[str, Any]) -> bool:
+    """Whether a layer without a mask is causal, by the rule of `sdpa`."""
+    is_causal = more.get("is_causal")
+    return bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+
+
+@contextmanager
+def recomputing(model: nn.Module) -> Iterator[None]:
+    """A context in which only the inputs of the model's layers are stored. The backward pass recomputes the rest.
+
+    Call the model without a cache, because a recomputed layer would append to the cache a second time. Source: Training
+    deep nets with sublinear memory cost, arXiv 1604.06174.
+
+    Raises:
+        ValueError: the model has no layers that transformers can checkpoint.
+    """
+    layers = [layer for layer in model.modules() if isinstance(layer, GradientCheckpointingLayer)]
+    if not layers:
+        problem = f"{type(model).__name__} has no layers that can be computed again"
+        raise ValueError(f"{problem}; train it without gradient checkpointing, with a smaller tokens_per_forward")
+    before = [vars(layer).get("forward") for layer in layers]
+    for layer in layers:
+        # In eval mode nothing is random, so the random state need not be saved.
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+    try:
+        yield
+    finally:
+        for layer, forward in zip(layers, before, strict=True):
+            if forward is None:
+                del layer.forward
+            else:
+                layer.forward = forward

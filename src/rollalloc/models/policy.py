@@ -27,10 +27,8 @@ from transformers.pytorch_utils import Conv1D
 from rollalloc.data.encoding import completion_text, known_tokens
 from rollalloc.data.hub import why_unreachable
 from rollalloc.files.text import error_text
-from rollalloc.models.attention import attention_by_products
-from rollalloc.models.dtypes import Precision, SamplingDtype
-from rollalloc.models.likelihood import cache_argument, evaluating
-from rollalloc.models.lora import Lora
+from rollalloc.models.likelihood import attention_by_products, cache_argument, evaluating
+from rollalloc.models.settings import Lora, Precision, SamplingDtype
 
 _NAME = "default"  # PEFT's default name of an adapter; with another name, PEFT would write into a subfolder
 _BASE, _ADAPTER = ".base_layer.", ".lora_"  # parts of the names of an adapted layer's tensors

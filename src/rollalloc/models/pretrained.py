@@ -24,7 +24,7 @@ from zipfile import BadZipFile, ZipFile
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
 
-from rollalloc.files.atomic import sync
+from rollalloc.files.regular import sync
 
 __all__ = ["MODELS", "Published", "make_model"]
 

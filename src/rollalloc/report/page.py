@@ -17,9 +17,9 @@ from markupsafe import Markup
 
 import rollalloc
 from rollalloc.compare.summary import Interval, RecipeSummary, Summary, summaries_of
-from rollalloc.files.atomic import write_text
 from rollalloc.files.claims import claim_files
 from rollalloc.files.origin import origin
+from rollalloc.files.regular import write_text
 from rollalloc.files.text import one_line, told, visible
 from rollalloc.report import completions, figures, interactive, png, series, style
 from rollalloc.report.charts import Chart, as_csv

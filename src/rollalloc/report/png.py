@@ -16,7 +16,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import PercentFormatter
 
 import rollalloc
-from rollalloc.files.atomic import written
+from rollalloc.files.regular import written
 from rollalloc.report.charts import Area, Bars, Between, Cells, Chart, Line, Mark, Panel
 from rollalloc.report.style import GROUND, INK, MUTED, RULE, SCALE
 

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 
 from rollalloc.data.jsonl import decoded
 from rollalloc.files.names import DECISIONS, ROLLOUTS
+from rollalloc.files.regular import lines_of, open_regular, why
 from rollalloc.files.text import error_text
 from rollalloc.runs.discovery import natural
 from rollalloc.runs.recorded import RecordedRun
-from rollalloc.runs.untrusted_files import lines_of, open_regular, why
 from rollalloc.runs.unusable import Unusable
 from rollalloc.waste.readers.shared import message_text, text
 

@@ -20,7 +20,7 @@ from safetensors.numpy import load as load_tensors
 
 from rollalloc.core.packing import unpack
 from rollalloc.files.names import ALLOCATOR, CHECKPOINTS
-from rollalloc.files.opening import opened
+from rollalloc.files.regular import opened
 from rollalloc.named import name_of
 from rollalloc.runs.reader import read_run
 from rollalloc.runs.recorded import RecordedRun

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from rollalloc.files.names import DESCRIPTION, METRICS
+from rollalloc.files.regular import LONGEST, lines_of, open_regular, why
 from rollalloc.files.text import told
 from rollalloc.runs.fields import MetricsLine, description, metrics_line
 from rollalloc.runs.recorded import Line, RecordedRun
 from rollalloc.runs.trl_log import read_trl, state_in
-from rollalloc.runs.untrusted_files import LONGEST, lines_of, open_regular, why
 from rollalloc.runs.verl_run import read_verl_run
 
 MOST_LINES = 1024  # when twice as many lines of a kind have been kept, every second line is dropped

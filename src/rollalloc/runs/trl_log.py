@@ -10,9 +10,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from rollalloc.files.regular import open_regular, why
 from rollalloc.runs.logged import ROLLOUTS, LoggedSteps, figures_in, lengths_in, number
 from rollalloc.runs.recorded import RecordedRun
-from rollalloc.runs.untrusted_files import open_regular, why
 from rollalloc.runs.values import parsed
 
 STATE = "trainer_state.json"

@@ -16,11 +16,11 @@ from math import nan
 from pathlib import Path
 from typing import Any
 
+from rollalloc.files.regular import LONGEST, lines_of, open_regular, why
 from rollalloc.runs.baselines import BENCHMARKS
 from rollalloc.runs.cost import Curve, curve_of
 from rollalloc.runs.logged import ROLLOUTS, LoggedSteps, figures_in, lengths_in, number
 from rollalloc.runs.recorded import RecordedRun
-from rollalloc.runs.untrusted_files import LONGEST, lines_of, open_regular, why
 from rollalloc.runs.values import parsed
 
 _UNIT, _OUR_UNIT = "training steps", "rollouts paid"

@@ -15,7 +15,7 @@ import numpy as np
 
 from rollalloc.data.prompts import write_prompts
 from rollalloc.files.claims import refuse_foreign
-from rollalloc.files.opening import opened
+from rollalloc.files.regular import opened
 
 SETTINGS = "settings.json"  # the file that records a task's settings, in the task's folder
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from rollalloc.models.dtypes import Precision
+from rollalloc.models.settings import Precision
 from rollalloc.named import near
 from rollalloc.tasks import gym, skills, sort
 from rollalloc.tasks.files import Shown, TaskFiles, unseen

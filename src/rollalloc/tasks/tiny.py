@@ -23,9 +23,9 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from rollalloc.models.dtypes import Precision
 from rollalloc.models.likelihood import completion_logprobs
 from rollalloc.models.policy import computing
+from rollalloc.models.settings import Precision
 from rollalloc.tasks.files import Shown, unseen
 
 PAD, EOS, SEPARATOR = "<pad>", "<eos>", "="

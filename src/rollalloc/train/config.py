@@ -14,10 +14,7 @@ from typing import Any, Literal, get_args
 from rollalloc.core.packing import describe
 from rollalloc.core.recipe import Budget, Recipe, at_least, refuse_unteachable
 from rollalloc.data.encoding import template_arguments
-from rollalloc.generate.sampling import Sampling, Streaming
-from rollalloc.models.dtypes import Precision, SamplingDtype
-from rollalloc.models.lora import Lora
-from rollalloc.models.objective import Loss
+from rollalloc.models.settings import Lora, Loss, Precision, Sampling, SamplingDtype, Streaming
 from rollalloc.named import make_recipe
 from rollalloc.recipes.streaming import streamed
 
@@ -195,7 +192,7 @@ class Config:
         loss: clipping, aggregation over tokens, and KL term.
         max_grad_norm: gradients are clipped to this norm.
         averaging: window of an exponential moving average of the weights, as a number of rows. The average is used for
-            sampling, evaluation and the saved model; see `rollalloc.models.averaging`. It needs memory for one more copy of
+            sampling, evaluation and the saved model; see `rollalloc.models.weights`. It needs memory for one more copy of
             the trained weights. 0: no averaging.
         tokens_per_forward: maximum number of tokens in one forward and backward pass, including prompts and padding. A
             longer row gets a pass of its own. This limits memory and changes nothing else.

@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 from rollalloc.core.seeds import rng
 from rollalloc.data.prompts import EncodedPrompts
 from rollalloc.generate.sampler import Generation, Request, generate
-from rollalloc.generate.sampling import Sampling
-from rollalloc.models.dtypes import Precision
 from rollalloc.models.likelihood import exact_answers
 from rollalloc.models.policy import Policy, computing
+from rollalloc.models.settings import Precision, Sampling
 from rollalloc.processes.stopping import StopRequest
 from rollalloc.rewards.function import Outcome, Scored
 from rollalloc.runs.metrics import pass_at_k

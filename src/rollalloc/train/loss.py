@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rollalloc.models.objective import Aggregation, Loss
+from rollalloc.models.settings import Aggregation, Loss
 
 
 def token_losses(

@@ -16,10 +16,9 @@ from types import UnionType
 from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 from rollalloc.core.packing import differences
-from rollalloc.files.atomic import write_text
 from rollalloc.files.names import DESCRIPTION
-from rollalloc.files.opening import read_text
 from rollalloc.files.origin import origin
+from rollalloc.files.regular import read_text, write_text
 from rollalloc.train.config import SCHEMA, WHERE_IT_RUNS, Config
 
 

@@ -34,7 +34,6 @@ from rollalloc.core.saved_state import another
 from rollalloc.data.feature_blocks import Features
 from rollalloc.data.feature_file import save_features
 from rollalloc.data.prompts import EncodedPrompts
-from rollalloc.files.atomic import append_text, naming, remove_partials, sync
 from rollalloc.files.claims import HIDDEN, Claims, Lock, refuse_foreign, refuse_read_only
 from rollalloc.files.names import (
     ALLOCATOR,
@@ -47,11 +46,12 @@ from rollalloc.files.names import (
     REWARDS,
     ROLLOUTS,
 )
+from rollalloc.files.regular import append_text, naming, remove_partials, sync
 from rollalloc.generate.engine import RolloutEngine
 from rollalloc.models import checkpoint
 from rollalloc.models.checkpoint import PAYLOADS, Checkpoint
-from rollalloc.models.finite import Diverged, check_tensors, first_not_finite
 from rollalloc.models.policy import Policy
+from rollalloc.models.weights import Diverged, check_tensors, first_not_finite
 from rollalloc.runs.reader import newest_line
 from rollalloc.train.config import Config, share_spent
 from rollalloc.train.evaluation import Evaluation, HeldOut

@@ -24,9 +24,9 @@ from rollalloc.core.events import Actions, Batch, NoScores, Updated
 from rollalloc.core.recipe import Recipe
 from rollalloc.data.feature_blocks import Features
 from rollalloc.data.prompts import EncodedPrompts
-from rollalloc.files.atomic import append_text, write_text
 from rollalloc.files.names import ALLOCATOR, DECISIONS, DESCRIPTION, METRICS, REWARDS, ROLLOUTS
 from rollalloc.files.origin import origin
+from rollalloc.files.regular import append_text, write_text
 from rollalloc.files.text import told
 from rollalloc.generate.engine import LocalEngine, SyncEngine
 from rollalloc.generate.outcomes import RolloutResult, mostly_unscored, no_scores, tell
@@ -34,8 +34,8 @@ from rollalloc.generate.stream.async_engine import AsyncEngine
 from rollalloc.generate.stream.backend import BackendDied
 from rollalloc.generate.stream.begin import begin, refuse_unfit_model
 from rollalloc.models import checkpoint
-from rollalloc.models.finite import Diverged, in_batch
 from rollalloc.models.policy import Behaviour, Policy
+from rollalloc.models.weights import Diverged, in_batch
 from rollalloc.processes.stopping import Stopped, StopRequest
 from rollalloc.rewards.scorers import Scorer
 from rollalloc.runs.learning_signal import notice

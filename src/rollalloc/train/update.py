@@ -18,13 +18,18 @@ from transformers import PreTrainedModel
 from rollalloc.core.events import Batch, Row
 from rollalloc.core.seeds import rng
 from rollalloc.generate.sampler import Generation
-from rollalloc.models.averaging import WeightAverage
 from rollalloc.models.checkpoint import FILES, TRAINED, Checkpoint
-from rollalloc.models.finite import check_figures, check_tensors, norm_of
-from rollalloc.models.likelihood import KL_ROWS, Tokens, completion_logprobs, sent
+from rollalloc.models.likelihood import KL_ROWS, Tokens, completion_logprobs, recomputing, sent
 from rollalloc.models.policy import Policy, computing, digest_of, in_bf16
-from rollalloc.models.recomputing import recomputing
-from rollalloc.models.weights import load_weights, trained, weights_of
+from rollalloc.models.weights import (
+    WeightAverage,
+    check_figures,
+    check_tensors,
+    load_weights,
+    norm_of,
+    trained,
+    weights_of,
+)
 from rollalloc.train.config import Config
 from rollalloc.train.loss import divergences, shares, token_losses
 

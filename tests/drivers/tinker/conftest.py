@@ -7,7 +7,7 @@ import pytest
 
 from rollalloc import recipes
 from rollalloc.drivers.tinker import Remote, Service, TinkerTrainer
-from rollalloc.generate.sampling import Sampling
+from rollalloc.models.settings import Sampling
 from rollalloc.train.config import Config
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -16,7 +16,7 @@ from tinker_toys import prompts_of, within
 
 from rollalloc import recipes
 from rollalloc.drivers.tinker import Prices, Remote, Rewarded, Service, TinkerTrainer
-from rollalloc.generate.sampling import Sampling
+from rollalloc.models.settings import Sampling
 from rollalloc.processes.stopping import Stopped
 from rollalloc.rewards.scorers import InlineScorer
 from rollalloc.train.config import Config

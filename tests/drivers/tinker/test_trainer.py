@@ -16,9 +16,8 @@ from rollalloc import recipes
 from rollalloc.core.events import NoScores
 from rollalloc.drivers.tinker import Prices, Remote, ServiceFailed
 from rollalloc.drivers.tinker.service import MODEL_FILE
-from rollalloc.generate.sampling import Sampling
-from rollalloc.models.finite import Diverged
-from rollalloc.models.objective import Clip, Loss
+from rollalloc.models.settings import Clip, Loss, Sampling
+from rollalloc.models.weights import Diverged
 from rollalloc.processes.stopping import Stopped
 from rollalloc.runs.metrics import paths, undeclared
 from tiny_policy import killed_after, lines_of, untimed

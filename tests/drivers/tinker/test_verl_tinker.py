@@ -14,7 +14,7 @@ from tinker_toys import rewarded, within
 
 from rollalloc import recipes
 from rollalloc.drivers.tinker import Remote, Service, TinkerTrainer
-from rollalloc.generate.sampling import Sampling as Sampled
+from rollalloc.models.settings import Sampling as Sampled
 from rollalloc.train.config import Config
 from tiny_policy import lines_of
 

@@ -24,7 +24,7 @@ SAVED = {"save_strategy": "steps", "save_steps": 3}
 @pytest.fixture(autouse=True)
 def begins_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The mean begins with the first step, so that three steps are enough for a test."""
-    monkeypatch.setattr("rollalloc.models.averaging.WINDOWS_BEFORE", 0.0)
+    monkeypatch.setattr("rollalloc.models.weights.WINDOWS_BEFORE", 0.0)
 
 
 def flat(model: torch.nn.Module) -> torch.Tensor:

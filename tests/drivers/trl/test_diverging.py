@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from rollalloc.drivers.trl.checkpoints import FiniteTraining
 from rollalloc.files.stamps import stamp_of
-from rollalloc.models.finite import Diverged
+from rollalloc.models.weights import Diverged
 
 SAVED = {"save_strategy": "steps", "save_steps": 1}
 

@@ -23,7 +23,7 @@ from rollalloc.data.prompts import EncodedPrompts, PromptSet
 from rollalloc.drivers.trl import tensors
 from rollalloc.drivers.trl.generation import Generator
 from rollalloc.drivers.trl.tensors import training_inputs
-from rollalloc.generate.sampling import Sampling
+from rollalloc.models.settings import Sampling
 from rollalloc.rewards.scorers import InlineScorer
 from rollalloc.runs.metrics import undeclared
 from rollalloc.train.config import Config

@@ -6,7 +6,7 @@ import pytest
 
 from rollalloc.core.events import Batch, Row
 from rollalloc.drivers.verl.diverging import check_update
-from rollalloc.models.finite import Diverged
+from rollalloc.models.weights import Diverged
 
 ROWS = tuple(
     Row(rollout=at, prompt=40 + at // 2, group=at // 2, advantage=1.0, weight=1.0, version=8) for at in range(4)

@@ -19,7 +19,7 @@ from rollalloc.drivers.verl.loader import Prompts, fill_samples
 from rollalloc.drivers.verl.modes import MODES
 from rollalloc.drivers.verl.rounds import TrainingRows
 from rollalloc.drivers.verl.trainer import RollallocTrainer
-from rollalloc.models.finite import Diverged
+from rollalloc.models.weights import Diverged
 from rollalloc.rules.intake import Ahead, Fill
 
 pytestmark = pytest.mark.verl

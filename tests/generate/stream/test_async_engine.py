@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from rollalloc import recipes
-from rollalloc.generate.sampling import Sampling, Streaming
+from rollalloc.models.settings import Sampling, Streaming
 from rollalloc.recipes.streaming import streamed
 from rollalloc.train.train import Stopped
 from tiny_policy import lines_of, resumed_is_unbroken

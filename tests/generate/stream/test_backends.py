@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from rollalloc.generate.sampler import Request, generate
-from rollalloc.generate.sampling import Sampling
 from rollalloc.generate.stream.backend import BackendDied, Decoding, RunningRow
 from rollalloc.generate.stream.local import LocalBackend
 from rollalloc.generate.stream.process import ProcessBackend
 from rollalloc.models.likelihood import completion_logprobs
+from rollalloc.models.settings import Sampling
 from rollalloc.models.weights import weights_of
 
 LENGTH = 20

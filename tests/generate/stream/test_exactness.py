@@ -8,8 +8,7 @@ import pytest
 
 from arithmetic import assert_same_gradients, gradients_of, tokens_by_key
 from rollalloc import recipes
-from rollalloc.generate.sampling import Sampling, Streaming
-from rollalloc.models.lora import Lora
+from rollalloc.models.settings import Lora, Sampling, Streaming
 
 # The asynchronous engine, which waits for its rollouts before each update instead of going on over it.
 IN_PROCESS = {"engine": "async", "streaming": Streaming(overlap=False)}

@@ -8,9 +8,9 @@ import pytest
 
 from rollalloc import recipes
 from rollalloc.core.allocator import Allocator
-from rollalloc.generate.sampling import Sampling, Streaming
 from rollalloc.generate.stream.backend import BackendDied
 from rollalloc.models.checkpoint import newest
+from rollalloc.models.settings import Sampling, Streaming
 from rollalloc.rewards.function import Unscored
 from rollalloc.rewards.scorers import InlineScorer
 from rollalloc.testing.audit import Auditor

@@ -9,15 +9,14 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from rollalloc.generate.sampling import Sampling, Streaming
 from rollalloc.generate.stream.backend import BackendDied, Decoding, RunningRow
 from rollalloc.generate.stream.begin import begin
 from rollalloc.generate.stream.blueprint import Blueprint
 from rollalloc.generate.stream.process import ProcessBackend
 from rollalloc.generate.stream.watchdog import Silence
 from rollalloc.models.featurizer import features_of
-from rollalloc.models.lora import Lora
 from rollalloc.models.policy import Behaviour
+from rollalloc.models.settings import Lora, Sampling, Streaming
 from rollalloc.models.weights import weights_of
 
 SIZES = {"vocab_size": 17, "num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 16, "intermediate_size": 16}

@@ -10,7 +10,7 @@ import pytest
 from rollalloc import recipes
 from rollalloc.core.events import Order
 from rollalloc.generate.sampler import Generation
-from rollalloc.generate.sampling import Sampling, Streaming
+from rollalloc.models.settings import Sampling, Streaming
 from rollalloc.rewards.function import Scored
 from rollalloc.rewards.scorers import InlineScorer
 

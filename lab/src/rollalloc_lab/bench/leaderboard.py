@@ -10,8 +10,8 @@ from typing import Any
 
 from rollalloc.compare.compare import is_finished, standing
 from rollalloc.compare.pool import Failure, Job, RunsFailed, carry_out, processes_at_once
-from rollalloc.files.atomic import write_text
 from rollalloc.files.claims import Claims, Lock
+from rollalloc.files.regular import write_text
 from rollalloc.processes.stopping import Stopped, StopRequest
 from rollalloc.runs.reader import newest_line
 from rollalloc.runs.recorded import RecordedRun, share_done

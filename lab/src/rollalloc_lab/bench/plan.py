@@ -14,9 +14,8 @@ from typing import Any
 
 import rollalloc
 from rollalloc.core.packing import differences
-from rollalloc.files.atomic import write_text
 from rollalloc.files.claims import Claims
-from rollalloc.files.opening import read_text
+from rollalloc.files.regular import read_text, write_text
 from rollalloc.files.text import one_line, told
 from rollalloc.named import RECIPES, make_recipe, near, sizes_of
 from rollalloc.tasks.presets import DEFAULT_RATE, preset_of

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rollalloc.compare.summary import FEWEST, OF_GRADED, Interval, in_words, measure_of
-from rollalloc.files.atomic import write_text
 from rollalloc.files.claims import Claims
+from rollalloc.files.regular import write_text
 from rollalloc.files.text import as_markdown
 from rollalloc_lab.bench.cells import Board, Cell, TaskPart, board_of
 from rollalloc_lab.bench.plan import BASELINE, KIND, TABLE

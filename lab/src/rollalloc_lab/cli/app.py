@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from rollalloc.cli.app import command_line, run
-from rollalloc.cli.commands import Command
+from rollalloc.cli.options import Command
 from rollalloc_lab.cli.bench import bench
 from rollalloc_lab.cli.ladder import ladder
 from rollalloc_lab.cli.simulate import simulate

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rollalloc.files.opening import read_text
+from rollalloc.files.regular import read_text
 
 _FIELDS = ("concurrency", "seconds_per_token")
 _EXPECTED = f'CSV with the header "{",".join(_FIELDS)}"'

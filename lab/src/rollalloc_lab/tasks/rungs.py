@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from rollalloc.models.dtypes import Precision
+from rollalloc.models.settings import Precision
 
 PREFIX = "ladder/"  # prefix of the tasks' names
 

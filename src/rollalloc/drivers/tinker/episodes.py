@@ -17,7 +17,7 @@ from rollalloc.data.prompts import EncodedPrompts
 from rollalloc.drivers.tinker.service import REASON_LENGTH, RequestFailed, SampledSequence, Service, ServiceFailed
 from rollalloc.drivers.tinker.trajectories import NOTHING, Piece, Trajectory
 from rollalloc.files.text import error_text
-from rollalloc.generate.sampling import Sampling
+from rollalloc.models.settings import Sampling
 from rollalloc.rewards.function import Outcome, Scored, Unscored
 from rollalloc.rewards.scorers import Scorer
 from rollalloc.train.store import digest, sha

@@ -15,7 +15,7 @@ from rollalloc.drivers.tinker.service import Service, ServiceFailed
 from rollalloc.drivers.tinker.trajectories import Trajectory, pack, unpack
 from rollalloc.generate.engine import RolloutEngine
 from rollalloc.generate.outcomes import Outcomes, RolloutLog, RolloutResult, stopped, uncertainty_of
-from rollalloc.generate.sampling import Sampling
+from rollalloc.models.settings import Sampling
 from rollalloc.rewards.function import Unscored
 
 CLOSING_S = 10.0  # seconds that cancelled tasks may take to end

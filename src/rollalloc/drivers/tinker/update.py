@@ -16,7 +16,7 @@ from rollalloc.drivers.tinker.costs import Usage
 from rollalloc.drivers.tinker.service import Service
 from rollalloc.drivers.tinker.trajectories import Piece, Trajectory
 from rollalloc.models.checkpoint import PAYLOADS, Checkpoint
-from rollalloc.models.finite import check_figures
+from rollalloc.models.weights import check_figures
 from rollalloc.train.config import Config
 from rollalloc.train.loss import shares
 from rollalloc.train.update import mini_batches

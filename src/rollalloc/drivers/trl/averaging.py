@@ -15,13 +15,12 @@ from rollalloc.core.recipe import at_least
 from rollalloc.drivers.trl.checks import steps_per_batch
 from rollalloc.drivers.trl.failures import uninterrupted
 from rollalloc.drivers.trl.sharding import is_sharded
-from rollalloc.models.averaging import kept_share
 from rollalloc.models.checkpoint import TRAINED
-from rollalloc.models.weights import check_weights, load_weights, trained, weights_of
+from rollalloc.models.weights import check_weights, kept_share, load_weights, trained, weights_of
 
 
 class AveragedWeights(TrainerCallback):
-    """A moving average of a trainer's weights, as in rollalloc's own trainer (`rollalloc.models.averaging`).
+    """A moving average of a trainer's weights, as in rollalloc's own trainer (`rollalloc.models.weights`).
 
     During a training step the model has the trained weights. Within `sampling`, and after training, the model has the
     averaged weights. The model in a checkpoint has the averaged weights, too. The trained weights are in the checkpoint's

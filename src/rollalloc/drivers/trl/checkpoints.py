@@ -22,8 +22,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 
 from rollalloc.drivers.trl.sharding import is_sharded, local_part
 from rollalloc.models import checkpoint
-from rollalloc.models.finite import Diverged, check_figures, first_not_finite, in_batch
-from rollalloc.models.weights import trained
+from rollalloc.models.weights import Diverged, check_figures, first_not_finite, in_batch, trained
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from rollalloc.drivers.trl.dataset import check_conversations
 from rollalloc.drivers.trl.rewards import RewardFunctions, check_columns, how_to_name_a_metric
 from rollalloc.drivers.trl.sharding import is_sharded
 from rollalloc.drivers.trl.unsloth import is_unsloths
-from rollalloc.models.objective import Clip
+from rollalloc.models.settings import Clip
 from rollalloc.named import in_shape
 from rollalloc.rules import rows
 from rollalloc.rules.prompts import InOrder, Shuffled

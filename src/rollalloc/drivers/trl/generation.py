@@ -22,9 +22,9 @@ from rollalloc.drivers.trl.sharding import called, in_step, is_sharded, model_to
 from rollalloc.drivers.trl.turns import Turns
 from rollalloc.generate import sampler
 from rollalloc.generate.sampler import Generation, Request
-from rollalloc.generate.sampling import Sampling
 from rollalloc.models.likelihood import completion_logprobs, in_eval_mode
 from rollalloc.models.policy import why_cache_is_unfit
+from rollalloc.models.settings import Sampling
 
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")

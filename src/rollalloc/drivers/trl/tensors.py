@@ -19,7 +19,7 @@ from rollalloc.drivers.trl.generation import Generator, logprobs_of, widened
 from rollalloc.drivers.trl.rollout import Rollout, idle_rollout
 from rollalloc.drivers.trl.sharding import model_to_call
 from rollalloc.models.likelihood import padded
-from rollalloc.models.objective import Clip
+from rollalloc.models.settings import Clip
 
 # These losses average over the rows in the tensors. All others divide by `num_items_in_batch`, a number of tokens.
 _MEANS_OVER_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")

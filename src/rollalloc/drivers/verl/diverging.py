@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rollalloc.core.events import Batch
-from rollalloc.models.finite import Diverged, check_figures, in_batch
+from rollalloc.models.weights import Diverged, check_figures, in_batch
 
 _ENGINES = ("fsdp_config", "fsdp", "megatron", "torchtitan", "veomni")  # verl's sections that have a network's `dtype`
 _NEWEST = "latest_checkpointed_iteration.txt"  # verl's file; it has the step of the newest complete checkpoint

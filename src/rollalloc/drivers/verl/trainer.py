@@ -39,7 +39,7 @@ from rollalloc.drivers.verl.reserved import READ_IN_VALIDATION
 from rollalloc.drivers.verl.rounds import Finished, Rounds, Session, SessionOutcome, Submission, TrainingRows
 from rollalloc.drivers.verl.settings import WITHOUT_GROUPS
 from rollalloc.drivers.verl.step_metrics import COLUMNS
-from rollalloc.files.atomic import write_text
+from rollalloc.files.regular import write_text
 from rollalloc.rules.advantages import Rewards
 from rollalloc.runs.learning_signal import notices
 from rollalloc.runs.metrics import PREFIX

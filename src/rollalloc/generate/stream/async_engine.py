@@ -17,8 +17,8 @@ from rollalloc.core.events import Order
 from rollalloc.generate.engine import LocalEngine, Scoring
 from rollalloc.generate.outcomes import RolloutResult
 from rollalloc.generate.sampler import Generation, pack_generations, unpack_generations
-from rollalloc.generate.sampling import Streaming
 from rollalloc.generate.stream.backend import Backend, BackendDied, Pausable, RunningRow
+from rollalloc.models.settings import Streaming
 from rollalloc.models.weights import weights_of
 from rollalloc.rewards.function import Unscored
 

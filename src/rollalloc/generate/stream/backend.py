@@ -22,7 +22,7 @@ import numpy as np
 from torch import Tensor
 
 from rollalloc.generate.sampler import Generation
-from rollalloc.generate.sampling import Sampling
+from rollalloc.models.settings import Sampling
 
 NOTHING_YET = Generation(-1, (), np.zeros(0, np.float32), truncated=False)
 

@@ -7,13 +7,13 @@ from copy import deepcopy
 
 from transformers import PreTrainedModel
 
-from rollalloc.generate.sampling import Sampling, Streaming
 from rollalloc.generate.stream.backend import Backend, Decoding
 from rollalloc.generate.stream.blueprint import Blueprint
 from rollalloc.generate.stream.local import LocalBackend, refuse_unstreamable
 from rollalloc.generate.stream.process import ProcessBackend
 from rollalloc.models.likelihood import Tokens
 from rollalloc.models.policy import Behaviour
+from rollalloc.models.settings import Sampling, Streaming
 
 
 def begin(

@@ -17,8 +17,7 @@ from transformers import PreTrainedModel
 from rollalloc.generate.sampler import NOT_FINITE, Generation, Rows, draw_keys, ends_of, next_tokens, uniforms
 from rollalloc.generate.stream.backend import Decoding, Paused, RunningRow, spans_of
 from rollalloc.generate.stream.slab import Slab
-from rollalloc.models.attention import decoding_attention
-from rollalloc.models.likelihood import appends_only, cache_argument, evaluating, ready_mask, sent
+from rollalloc.models.likelihood import appends_only, cache_argument, decoding_attention, evaluating, ready_mask, sent
 from rollalloc.models.weights import load_weights, weights_of
 
 _PREFILL_TOKENS = 1 << 15  # maximum number of tokens, padding included, in one prefill of paused rows

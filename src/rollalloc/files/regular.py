@@ -1,6 +1,6 @@
-"""Atomic writes: a file, or a text appended to a file, is written completely or not at all.
+"""Regular files: opened without blocking, read line by line, and written completely or not at all.
 
-A new file is written under a temporary name in the same folder, synced to the disk, and then renamed.
+Other kinds of files, such as FIFOs and devices, are errors.
 """
 
 from __future__ import annotations
@@ -9,10 +9,109 @@ import errno
 import fcntl
 import os
 import re
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedReader, FileIO
 from pathlib import Path
 from secrets import token_hex
+
+_OTHER_KINDS = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a FIFO"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+
+def opened(path: Path, flags: int = os.O_RDONLY) -> FileIO:
+    """Open a regular file.
+
+    Args:
+        path: path of the file.
+        flags: flags of `os.open`; by default for reading.
+
+    Raises:
+        FileNotFoundError: the file does not exist.
+        OSError: the file is not a regular file, or cannot be opened.
+    """
+    if path.exists():
+        _refuse_other_kinds(path, path.stat().st_mode)
+    mode = "r+b" if flags & os.O_RDWR else "rb"
+    file = FileIO(os.open(path, flags | os.O_NONBLOCK, 0o666), mode)
+    try:
+        _refuse_other_kinds(
+            path, os.fstat(file.fileno()).st_mode
+        )  # the file may have been replaced since the first check
+    except OSError:
+        file.close()
+        raise
+    return file
+
+
+def read_text(path: Path) -> str:
+    """Read a regular file as UTF-8.
+
+    Raises:
+        OSError: the file does not exist, is not a regular file, or cannot be read.
+        UnicodeDecodeError: the file is not UTF-8.
+    """
+    with opened(path) as file:
+        return file.readall().decode("utf-8")
+
+
+def _refuse_other_kinds(path: Path, mode: int) -> None:
+    if not stat.S_ISREG(mode):
+        kind = next((words for is_one, words in _OTHER_KINDS if is_one(mode)), "of another kind")
+        raise OSError(errno.EINVAL, f"expected a regular file, but it is {kind}", str(path))
+
+
+LONGEST = 1 << 20  # bytes; a longer line counts as damaged
+
+
+def open_regular(path: Path) -> FileIO:
+    """Open a regular file for reading. It may be a link to a file in the same folder.
+
+    Raises:
+        FileNotFoundError: the file does not exist.
+        OSError: the file is of another kind, such as a FIFO; it is a link out of its folder; or it cannot be read.
+    """
+    try:
+        # lstat, because it distinguishes a missing file from a broken link
+        link, real = stat.S_ISLNK(path.lstat().st_mode), Path(os.path.realpath(path, strict=True))
+        if link and not real.is_relative_to(os.path.realpath(path.parent)):
+            raise OSError("it is a link that leads out of its folder; put the file itself there")
+        return opened(real, os.O_RDONLY | os.O_NOFOLLOW)
+    except FileNotFoundError as error:
+        if path.is_symlink():
+            raise OSError("it is a link to a file that is not there") from error
+        raise
+
+
+def why(error: OSError) -> str:
+    """The text of an error, without the file's path."""
+    return error.strerror or str(error)
+
+
+def lines_of(path: Path) -> Iterator[tuple[int, bytes | None, bool]]:
+    """Yield each line of a file: its number from 1, its bytes, and whether it ends with a line break.
+
+    A last line without a line break may not be complete yet. For a line longer than `LONGEST`, the bytes are None.
+
+    Raises:
+        OSError: the file cannot be opened, see `open_regular`.
+    """
+    with BufferedReader(open_regular(path)) as file:
+        number, complete = 0, True
+        while complete and (line := file.readline(LONGEST + 1)):
+            number, complete = number + 1, line.endswith(b"\n")
+            too_long = len(line) > LONGEST and not complete
+            while len(line) > LONGEST and not complete:
+                line = file.readline(LONGEST + 1)
+                complete = line.endswith(b"\n")
+            yield number, None if too_long else line.removesuffix(b"\n"), complete
+
 
 _PREFIX = ".partial-"
 _PARTIAL = re.compile(re.escape(_PREFIX) + r"[0-9a-f]{16}(\.\w+)?")
