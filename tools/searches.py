@@ -1,6 +1,6 @@
 """Ten searches that find their page: run on the search index of a built site, as the last step of `make site`.
 
-    python tools/searches.py site     # ends with an error if a search does not have its page among the first three
+    python tools/searches.py site/    # ends with an error if a search does not have its page among the first three
 
 Ranks as the site's own search does in what matters: a word in a heading counts far more than one in the text, a rare word
 more than a frequent one, and a short part of a page more than a long one (BM25). A page has the rank of its best part.

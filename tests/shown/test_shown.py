@@ -40,6 +40,11 @@ installs = tool("installs")
 PAGES = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]
 PAGES += sorted(str(page.relative_to(ROOT)) for page in (ROOT / "lab").rglob("*.md") if page.parent.name != "log")
 PAGES += sorted(str(page.relative_to(ROOT)) for page in (ROOT / "recipes").rglob("*.md"))
+PROGRAMS = sorted(  # their heads say how they are run
+    str(program.relative_to(ROOT))
+    for folder in ("tools", "examples", "lab/benchmarks", "lab/experiments")
+    for program in (ROOT / folder).glob("*.py")
+)
 # (page, beginning of a block): why it is not run. An entry that fits no block fails, too.
 NOT_RUN = {
     ("README.md", "-from trl import GRPOTrainer"): "the difference between two scripts, not code",
@@ -85,6 +90,10 @@ ELLIPSES = ("…", "...")
 TINY = {"max_steps": 1, "max_completion_length": 4, "use_cpu": True, "bf16": False, "report_to": "none"}
 
 
+_FENCED = re.compile(r"^( *)(`{3,}|~{3,})([^\n]*)\n(.*?)^\1\2`*~*$", re.DOTALL | re.MULTILINE)
+_STARTS = r"(?:rollalloc|rollalloc-lab|make|python|pip|bash)\s"
+
+
 @dataclass(frozen=True)
 class Block:
     """A fenced block: where it begins, its language and its text."""
@@ -111,7 +120,7 @@ class Block:
 def blocks_of(page: str) -> list[Block]:
     """All fenced blocks of a page, in order."""
     text = (ROOT / page).read_text("utf-8")
-    found = re.finditer(r"^( *)(`{3,}|~{3,})([^\n]*)\n(.*?)^\1\2`*~*$", text, re.DOTALL | re.MULTILINE)
+    found = re.finditer(_FENCED, text)
     return [Block(page, text.count("\n", 0, each.start()) + 1, each[3].strip(), dedent(each[4])) for each in found]
 
 
@@ -319,8 +328,20 @@ def check_python(words: list[str]) -> None:
         return
     if words[:1] == ["-m"] and words[1] in ("verl.trainer.main_ppo", "rollalloc.drivers.verl.check"):
         check_verl(words[2:])
-    else:
-        assert (ROOT / words[0]).is_file() or Path(words[0]).is_file(), f"python {words[0]}: no such file"
+    elif not Path(words[0]).is_file():  # else a file that the page itself shows
+        check_script(ROOT / words[0], words[1:])
+
+
+def check_script(script: Path, words: list[str]) -> None:
+    """A program of the repository is there, and it or what it imports from its folder has these options and commands."""
+    assert script.is_file(), f"python {script.relative_to(ROOT)}: no such file"
+    source = script.read_text("utf-8")
+    beside = re.findall(r"^(?:from|import) (\w+)", source, re.MULTILINE)
+    source += "".join(each.read_text("utf-8") for name in beside if (each := script.with_name(f"{name}.py")).is_file())
+    for word in words:
+        name = word.partition("=")[0]
+        if re.fullmatch(r"--[a-z-]+|[a-z_]+", name) and name != "--help":
+            assert re.search(rf"[\"']{name}[\"']|\bdef {name}\b", source), f"python {script.name}: no {name!r}"
 
 
 def check_bash(words: list[str]) -> None:
@@ -349,14 +370,18 @@ def check_shell(block: Block) -> None:
 def inline_of(page: str) -> Iterator[tuple[int, list[str]]]:
     """Each command that stands within a sentence: its line, and its words."""
     text = (ROOT / page).read_text("utf-8")
-    fenced = {block.line + line for block in blocks_of(page) for line in range(block.text.count("\n") + 2)}
-    for number, line in enumerate(text.splitlines(), 1):
-        if number not in fenced:
-            for command in re.finditer(r"`((?:rollalloc|rollalloc-lab|make|python|pip) [^`]+)`", line):
-                yield number, shlex.split(command[1])
+    if page.endswith(".py"):
+        text = ast.get_docstring(ast.parse(text)) or ""
+        text = re.sub(
+            rf"^ *({_STARTS}[^`\n]+?)(?:  .*)?$", r"`\1`", text, flags=re.MULTILINE
+        )  # a line that is a command
+    else:
+        text = re.sub(_FENCED, lambda block: "\n" * block[0].count("\n"), text)
+    for command in re.finditer(rf"`({_STARTS}[^`]+)`", text):
+        yield text.count("\n", 0, command.start()) + 1, shlex.split(command[1], comments=True)
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [*PAGES, *PROGRAMS])
 def test_a_command_within_a_sentence_calls_what_there_is(page: str, home: None) -> None:
     for number, words in inline_of(page):
         try:
@@ -419,7 +444,17 @@ def test_a_command_that_is_wrong_is_found(text: str, home: None) -> None:
         check_shell(Block("README.md", 1, "", text))
 
 
-@pytest.mark.parametrize("text", ["rollalloc repot", "rollalloc train --modle x", "make tests", "python tools/none.py"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "rollalloc repot",
+        "rollalloc train --modle x",
+        "make tests",
+        "python tools/none.py",
+        "python tools/readme.py --drawn",
+        "python lab/experiments/scale.py tabel OUT",
+    ],
+)
 def test_a_command_within_a_sentence_that_is_wrong_is_found(text: str, home: None) -> None:
     with pytest.raises(AssertionError):
         check_inline(shlex.split(text))
