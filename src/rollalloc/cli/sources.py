@@ -51,12 +51,11 @@ def run_of(options: RunOptions, recipe: str, parameters: Mapping[str, Any], seed
             f"{unused}: only the asynchronous engine uses it; give --engine async as well, or leave it out"
         )
     if options.task is None:
-        config = _own_run(options, recipe, parameters, seed)
-    else:
-        from rollalloc.cli.tasks import task_run  # imported only for a task, because it needs PyTorch
+        return _own_run(options, recipe, parameters, seed)
+    from rollalloc.cli.tasks import task_run  # imported only for a task, because it needs PyTorch
 
-        config = task_run(options, config_fields(options), recipe, parameters, seed)
-    config.make_recipe()  # an unknown recipe or parameter is an error now, before a task is made
+    config = task_run(options, config_fields(options), recipe, parameters, seed)
+    config.make_recipe()  # an unknown recipe or parameter is an error now, before the task is made
     return config
 
 

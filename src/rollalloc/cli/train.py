@@ -102,12 +102,12 @@ def train(
     if at is not None:
         run = _as_begun(run, options, read_config(out))
         begun = replace(options, max_rollouts=run.max_rollouts)  # no default is taken again
-    if at is None:
-        with RunFolder(out) as place:  # checked now, because creating the task may take minutes
-            place.check(overwrite=overwrite or resume)
     if options.task:
         from rollalloc.cli.tasks import with_task_files
 
+        if at is None:
+            with RunFolder(out) as place:  # checked now, because creating the task may take minutes
+                place.check(overwrite=overwrite or resume)
         with staged() as shown:
             run = with_task_files(run, options.tasks, shown)
     say(

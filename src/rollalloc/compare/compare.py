@@ -16,7 +16,7 @@ from rollalloc.runs.cost import COSTS, cost_to_target, curve_of, whole_curve_of
 from rollalloc.runs.reader import newest_line, newest_lines, read_metrics, read_run
 from rollalloc.runs.recorded import RecordedRun
 from rollalloc.train.config import OF_DATA_AND_REWARD, Config
-from rollalloc.train.loading import Loaded, check_run
+from rollalloc.train.loading import CheckedRun, check_run
 from rollalloc.train.run_json import folder_of, is_described_in, is_run_in
 from rollalloc.train.store import RunFolder
 
@@ -116,7 +116,7 @@ def check_runs(runs: Sequence[Config], folder: Path) -> None:
     Raises:
         ValueError, OSError, ImportError: for the same reasons as in `rollalloc.train.loading.check_run`.
     """
-    checked: dict[tuple[Any, ...], Loaded] = {}
+    checked: dict[tuple[Any, ...], CheckedRun] = {}
     for run in runs:
         if not is_finished(run, folder_of(run, folder)):
             data = tuple(getattr(run, name) for name in OF_DATA_AND_REWARD)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rollalloc.core.allocator import Allocator
-from rollalloc.core.teaching import WINDOW, Teaching, are_alone, never_differed, silent
+from rollalloc.core.teaching import WINDOW, are_alone, never_differed, silent
 
 _LEADS = 2.0  # advice is given if the most frequent cause has at least this many times the share of any other
 _WOULD_HELP = {
@@ -53,14 +53,9 @@ def notices(allocator: Allocator, more: str = "") -> list[str]:
         allocator: the run's allocator.
         more: text to add to the first of these warnings.
     """
-    line = notice(allocator.teaching)
+    line = in_words(allocator.teaching.shares()) if allocator.teaching.should_warn else None
     lines = (None if line is None else line + more, allocator.few_prompts())
     return [line for line in lines if line is not None]
-
-
-def notice(teaching: Teaching) -> str | None:
-    """The warning that most rollouts have no effect on training; None if no warning is due after this batch."""
-    return in_words(teaching.shares()) if teaching.should_warn else None
 
 
 def in_words(shares: Mapping[str, float]) -> str | None:

@@ -6,7 +6,7 @@ The model is loaded last, so that most errors are found early.
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from errno import ENOENT
 from pathlib import Path
 
@@ -34,15 +34,28 @@ log = logging.getLogger(__name__)
 
 _NO_FEATURES = "none"
 
-Loaded = tuple[PromptSet, PromptSet | None]  # training prompts and held-out prompts
+
+@dataclass(frozen=True)
+class CheckedRun:
+    """What was made to check a run, so that it is made only once.
+
+    Attributes:
+        recipe: the recipe, with the run's budget.
+        prompts: the training prompts.
+        heldout: the held-out prompts; None: no evaluation.
+    """
+
+    recipe: Recipe
+    prompts: PromptSet
+    heldout: PromptSet | None
 
 
-def check_run(config: Config, loaded: Loaded | None = None) -> Loaded:
-    """Check a run, as far as possible without its model. Return its prompts.
+def check_run(config: Config, like: CheckedRun | None = None) -> CheckedRun:
+    """Check a run, as far as possible without its model.
 
     Args:
         config: configuration of the run.
-        loaded: the run's prompts, if the caller has loaded them and tried the reward. None: `check_run` does both.
+        like: a checked run with the same data and reward, which are then not loaded again.
 
     Raises:
         ValueError: the device cannot be used; the recipe cannot be made, or has too few prompts or rollouts; the recipe
@@ -58,28 +71,31 @@ def check_run(config: Config, loaded: Loaded | None = None) -> Loaded:
     if config.lora is not None:
         peft_module()
     _check_features(config, recipe)
-    if loaded is None:
+    if like is None:
         try_reward(config)
-        held = None if config.heldout is None else load_prompts(config.heldout)
-        loaded = load_prompts(*config.prompts), held
-        _check_repeated(loaded[0])
-        if held is not None:
-            _check_overlap(loaded[0], held, accepted=config.accept_overlap)
-    _refuse_less_than_a_batch(recipe, len(loaded[0].keys), config.seed)
-    return loaded
+        prompts, held = load_prompts(*config.prompts), None
+        _check_repeated(prompts)
+        if config.heldout is not None:
+            held = load_prompts(config.heldout)
+            _check_overlap(prompts, held, accepted=config.accept_overlap)
+    else:
+        prompts, held = like.prompts, like.heldout
+    _refuse_less_than_a_batch(recipe, len(prompts), config.seed)
+    return CheckedRun(recipe, prompts, held)
 
 
 def _refuse_less_than_a_batch(recipe: Recipe, prompts: int, seed: int) -> None:
     """Raise a ValueError if the budget is too small for the first batch. The run would end without training."""
-    begun = Allocator(recipe, prompts, seed).ask(capacity=0)
+    begun = Allocator(recipe, prompts, seed).ask()
     if begun.finished is not None:
         raise ValueError(
             f"max_rollouts is too small for even one group ({begun.finished}); raise it, or make the groups smaller with "
             "--set"
         )
     budget = recipe.budget.run_rollouts
-    if budget is None:
+    if budget is None or len(begun.generate) >= recipe.groups:
         return
+    # Fewer groups than a batch has: either the recipe wants no more yet, or the budget has no room for more.
     orders = Allocator(replace(recipe, budget=replace(recipe.budget, run_rollouts=None)), prompts, seed).ask().generate
     sizes = sorted(len(order.rollouts) for order in orders)[: recipe.groups]
     if budget < sum(sizes):
@@ -181,7 +197,8 @@ def one_thread() -> None:
 
 def scorer_of(config: Config) -> Scorer:
     """The scorer of a run. It uses worker processes, unless `reward_workers` is 0."""
-    scorer: Scorer = InlineScorer(loaded_reward(config.reward))  # loaded now, so that a wrong path is found early
+    function = loaded_reward(config.reward)  # also for workers, so that a wrong path is found before they start
+    scorer: Scorer = InlineScorer(function)
     if config.reward_workers > 0:
         scorer = WorkerScorer(config.reward, config.reward_workers, config.reward_limit_s)
     if config.overlong_buffer is None:

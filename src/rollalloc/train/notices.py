@@ -74,9 +74,16 @@ class Notices:
         if outcomes.ended >= FIRST and outcomes.truncated > _HALF * outcomes.ended:
             self._warn_of_truncation(f"{outcomes.truncated:,} of the first {outcomes.ended:,} rollouts")
         if not allocator.version:
-            self.warn_of_no_signal(in_words(allocator.teaching.final_shares()), allocator.paid)
+            self._warn_of_no_signal(in_words(allocator.teaching.final_shares()), allocator.paid)
 
-    def warn_of_no_signal(self, text: str | None, paid: int) -> None:
+    def check_batch(self, allocator: Allocator) -> None:
+        """Check, after each batch, whether rollouts still teach, and whether prompts are left to draw."""
+        if allocator.teaching.should_warn:
+            self._warn_of_no_signal(in_words(allocator.teaching.shares()), allocator.paid)
+        if (line := allocator.few_prompts()) is not None:
+            log.warning("%s", line)
+
+    def _warn_of_no_signal(self, text: str | None, paid: int) -> None:
         """Warn that rollouts give no learning signal, unless the last warning had the same text.
 
         If the scores of the first evaluation differ, there is no warning before `WINDOW` rollouts are paid.

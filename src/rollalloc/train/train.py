@@ -13,7 +13,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
@@ -38,7 +38,6 @@ from rollalloc.models.policy import Behaviour, Policy
 from rollalloc.models.weights import Diverged, in_batch
 from rollalloc.processes.stopping import Stopped, StopRequest
 from rollalloc.rewards.scorers import Scorer
-from rollalloc.runs.learning_signal import notice
 from rollalloc.runs.metrics import of_batch, totals
 from rollalloc.train.config import Config, check_budget, share_spent
 from rollalloc.train.evaluation import Evaluation, HeldOut, Interrupted, evaluate, wait_unless_stopped
@@ -92,19 +91,21 @@ def train(
         else:
             overwrite = overwrite or (resume and place.is_broken() and was_begun_in(config, folder))
             place.check(overwrite=overwrite)
-        prompts, heldout_prompts = check_run(config)
-        recipe = config.make_recipe()
-        with tracked(config.track, folder, config.description(), listener) as listen, scorer_of(config) as scorer:
+        checked = check_run(config)
+        listening = (
+            tracked(config.track, folder, config.description(), listener) if config.track else nullcontext(listener)
+        )
+        with listening as listen, scorer_of(config) as scorer:
             policy = Policy.load(config.model, device=config.device)
-            train_prompts = encoded(config, policy, prompts)
+            train_prompts = encoded(config, policy, checked.prompts)
             if config.engine == "async":
                 refuse_unfit_model(policy.model, train_prompts.tokens, config.sampling, config.streaming)
-            heldout = None if heldout_prompts is None else held_out_of(config, policy, heldout_prompts)
-            features = features_for(config, recipe, policy, train_prompts, folder if resumes else None)
+            heldout = None if checked.heldout is None else held_out_of(config, policy, checked.heldout)
+            features = features_for(config, checked.recipe, policy, train_prompts, folder if resumes else None)
             if config.lora is not None:  # after the features, which are computed with the base model
                 policy = policy.with_lora(config.lora, seed=config.seed)
             trainer = Trainer(
-                *(policy, recipe, train_prompts, scorer, config),
+                *(policy, checked.recipe, train_prompts, scorer, config),
                 heldout=heldout,
                 features=features,
                 folder=place,
@@ -153,6 +154,7 @@ class Loop(ABC):
         self.keys, self.state, self.model, self.config = keys, state, model, config
         self.allocator, self.engine, self.updater = state.allocator, state.engine, state.updater
         self.counters = state.counters
+        self._measures_kl = state.allocator.recipe.reads_kl
         self.features, self.place, self.listener = features, place, listener
         self.folder = None if place is None else place.path
         self.grid = Grid(heldout, config, state.counters)
@@ -305,15 +307,20 @@ class Loop(ABC):
     def _train_on(self, batch: Batch) -> None:
         """Take the configured number of optimizer steps on a batch, and tell the allocator the new version."""
         started = time.perf_counter()
-        recipe, counters = self.allocator.recipe, self.counters
+        counters = self.counters
         figures_of_batch = of_batch(self.allocator, batch)
-        self._give_notices(figures_of_batch)
+        if self.config.notices:
+            self._notices.check_batch(self.allocator)
+        else:
+            figures_of_batch["teaching"] = {}  # so that the page does not warn either
         try:
             figures = self.updater.update(
                 batch,
                 self.engine.generations,
-                spent=share_spent(recipe.budget, self.config.max_batches, counters.batches, counters.made),
-                measure_kl=recipe.reads_kl,
+                spent=share_spent(
+                    self.allocator.recipe.budget, self.config.max_batches, counters.batches, counters.made
+                ),
+                measure_kl=self._measures_kl,
                 between_passes=self._go_on,
             )
         except Diverged as error:
@@ -484,15 +491,6 @@ class Loop(ABC):
             "unscored": dict(self.engine.outcomes.unscored),
             **self.bill(),
         }
-
-    def _give_notices(self, figures: dict[str, Any]) -> None:
-        """Log warnings about this batch. If notices are off, clear `figures["teaching"]`, so that the page does not warn."""
-        if not self.config.notices:
-            figures["teaching"] = {}
-            return
-        self._notices.warn_of_no_signal(notice(self.allocator.teaching), self.allocator.paid)
-        if (line := self.allocator.few_prompts()) is not None:
-            log.warning("%s", line)
 
     def _write_last(self, kind: str, why: str) -> None:
         named = self._quarantined()[:_NAMED]
