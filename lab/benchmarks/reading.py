@@ -1,6 +1,6 @@
 """Logs of 1,000,000 rollouts, made up, read and profiled: CPU seconds of each format, and the peak of the memory.
 
-    python lab/benchmarks/reading.py [ROLLOUTS]  # each format in a process of its own
+python lab/benchmarks/reading.py [ROLLOUTS]  # each format in a process of its own
 """
 
 from __future__ import annotations

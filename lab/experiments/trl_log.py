@@ -1,7 +1,7 @@
 """A real log of TRL: GRPOTrainer as it comes, on skills/late with its tiny model, on a CPU; docs/advise.md reads it.
 
-    python lab/experiments/trl_log.py OUT [TASKS]
-    rollalloc advise OUT/completions
+python lab/experiments/trl_log.py OUT [TASKS]
+rollalloc advise OUT/completions
 """
 
 from __future__ import annotations
