@@ -120,7 +120,8 @@ class Predictor:
             if width > WIDEST:
                 raise ValueError(
                     f"features {name!r}: expected at most {WIDEST:,} columns, got {width:,}, with which a fit takes many "
-                    f"seconds; project them to 256, for example: rollalloc.data.feature_blocks.own_features({{{name!r}: array}})"
+                    "seconds; project them to 256, for example: "
+                    f"rollalloc.data.feature_blocks.own_features({{{name!r}: array}})"
                 )
         given_N = np.full(prompts, np.nan) if prior_N is None else np.asarray(prior_N, np.float64)
         known_N = ~np.isnan(given_N)
