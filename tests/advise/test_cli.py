@@ -1,6 +1,7 @@
 """`rollalloc advise LOG`: what it writes of logs of every kind, and that a mistake is one message and exit code 2."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -38,8 +39,10 @@ def said(output):
 def test_a_log_is_profiled_and_no_text_of_it_is_shown(call, tmp_path):
     code, out, _ = call(lines(tmp_path / "1.jsonl", verl()))
     assert code == 0
-    for words in ("320 rollouts of 80 prompts", "mean success rate", "groups of 32 without variance", "its other rollouts",
-                  "characters of a rollout", "verl dumps what it trains on"):  # fmt: skip
+    for words in (
+        *("320 rollouts that were trained on, of 80 prompts", "mean success rate", "groups of 32 without variance"),
+        *("its other rollouts", "characters of a rollout", "verl dumps what it trains on"),
+    ):
         assert words in said(out)
     assert "[red]" not in out
     assert "[bold]" not in out
@@ -76,6 +79,14 @@ def test_the_present_setting_is_what_is_said_or_what_the_log_has(call, tmp_path)
     own = json.loads(call(log, "--json")[1])
     assert own["verdict"]["present"] == {"recipe": "grpo", "groups": 8, "n": 4}  # as many as in a step of the log
     assert own["assumed"].startswith("Assumed present setting: GRPO n = 4, because the log has groups of 4")
+
+
+@pytest.mark.parametrize(
+    ("format", "which"), [("verl/v1", "rollouts that were trained on, of"), ("rollalloc", "rollouts of")]
+)
+def test_a_table_of_a_log_that_has_only_trained_rollouts_says_so(call, format, which):
+    _, out, _ = call(SAMPLES / format)
+    assert re.search(rf"{which} \d+ prompts", said(out))
 
 
 def test_too_few_is_a_verdict(call, tmp_path):

@@ -11,7 +11,7 @@ from recorded_run import Run
 from rollalloc import recipes
 from rollalloc.advise.profile import profile_of
 from rollalloc.advise.recorded_profile import with_all_rollouts
-from rollalloc.advise.verdict import Choice, present_of
+from rollalloc.advise.verdict import Choice, present_of, verdict_of
 from rollalloc.train.run_json import write_config
 from rollalloc.waste.readers import read_log
 
@@ -65,13 +65,33 @@ def test_a_log_of_all_rollouts_is_used_itself(tmp_path, recipe):
 
 
 @pytest.mark.parametrize(
-    ("how", "asked"),
-    [({"state": False}, {}), ({"graded": True}, {}), ({}, {"from_step": 2}), ({}, {"threshold": 0.5})],
+    ("how", "asked", "remedy"),
+    [
+        ({"state": False}, {}, "give the run's folder with a checkpoint"),
+        ({"graded": True}, {}, "sample the model"),
+        ({"graded": True}, {"threshold": 3.0}, "sample the model"),
+        ({}, {"from_step": 2}, "leave out --from-step, because"),
+        ({}, {"threshold": 0.5}, "leave out --threshold, because"),
+        ({}, {"from_step": 2, "threshold": 0.5}, "leave out --from-step and --threshold, because"),
+    ],
 )
-def test_where_the_records_do_not_tell_there_is_no_verdict(tmp_path, how, asked):
+def test_without_records_that_tell_what_was_right_the_remedy_is_one_that_helps(tmp_path, how, asked, remedy):
     log = with_all_rollouts(read_log(Run(SELECTS["pods"]).train().trl(tmp_path / "run", **how)), **asked)
     assert log.selected.startswith("the log lacks ")
-    assert profile_of(log, resamples=2).too_few.startswith(log.selected)
+    assert log.remedy.startswith(remedy)
+    assert log.remedy.endswith("sample the model (rollalloc advise --model MODEL --prompts FILE)")
+    verdict = verdict_of(profile_of(log, resamples=2), Choice("pods", 3, 4))
+    assert (verdict.kind, verdict.more) == ("too few", 0)
+    assert verdict.sentence == f"No verdict: {log.selected}. What helps: {log.remedy}."
+
+
+def test_rollouts_that_are_in_the_log_with_another_reward_are_not_missed(tmp_path):
+    """GRPO trains on groups without variance, which the run counts; in the log their rewards differ."""
+    run = Run(recipes.grpo(3, 4)).train()
+    assert run.ended["zero_variance"] > 0
+    log = read_log(run.trl(tmp_path / "run", graded=True))
+    assert log.groups.mixed_V.all()
+    assert with_all_rollouts(log) is log
 
 
 @pytest.mark.parametrize(

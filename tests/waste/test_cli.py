@@ -46,6 +46,21 @@ def test_the_finding_comes_first_then_the_causes(call, log):
     assert "…" not in out  # nothing is cut at 80 columns
 
 
+@pytest.mark.parametrize("format", ["verl", "rollalloc"])
+def test_a_table_of_a_log_that_has_only_trained_rollouts_says_so(call, tmp_path, format):
+    """verl's dumps have what was trained on; our own log has every rollout."""
+    rows = [
+        {"input": "a", "output": "x", "score": at % 2, "step": 1}
+        if format == "verl"
+        else {"key": "a", "group": 1, "version": 0, "stage": 0, "rollout": at, "metric": at % 2}
+        for at in range(4)
+    ]
+    (tmp_path / "rollouts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    _, out, _ = call(tmp_path / "rollouts.jsonl")
+    table = said(out.partition("taught nothing")[2])
+    assert ("by the rewards of their group (only those that were trained on)" in table) == (format == "verl")
+
+
 def test_json_is_the_same_finding(call, log):
     code, out, _ = call(log, "--json")
     found = json.loads(out)

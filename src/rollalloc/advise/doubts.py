@@ -18,8 +18,10 @@ _WIDE = 0.25  # an interval wider than this is too uncertain
 _SURE, _SURE_OF_SOME = 4.0, 3.0  # standard errors required by the two tests of `is_filtered`
 
 
-def too_few(judged: Groups, rates: RateMixture, prompts: int, *, complete: bool = True) -> str:
-    """The reason why this log has too few rollouts for a verdict; empty if it has enough.
+def too_few(judged: Groups, rates: RateMixture, prompts: int, *, complete: bool = True) -> tuple[str, str]:
+    """The reason why this log has too few rollouts for a verdict, and what to do; both empty if it has enough.
+
+    If more rollouts of the same kind would give a verdict, only the reason is set.
 
     Args:
         judged: groups with rewards of 0, 1 or NaN.
@@ -28,21 +30,22 @@ def too_few(judged: Groups, rates: RateMixture, prompts: int, *, complete: bool 
         complete: False if groups without variance may be missing in the log.
     """
     if prompts < LEAST_PROMPTS:
-        return f"{prompts} prompt{'s' if prompts > 1 else ''}, at least {LEAST_PROMPTS} are needed"
+        return f"{prompts} prompt{'s' if prompts > 1 else ''}, at least {LEAST_PROMPTS} are needed", ""
     again_P = np.bincount(judged.prompt_V, judged.scored_V)
     if (again_P[again_P > 0] < 2).mean() > 0.5:
-        return "most prompts have only one scored rollout, so hard prompts cannot be told from bad luck; sample 4 per prompt"
+        why = "most prompts have only one scored rollout, so hard prompts cannot be told from bad luck; sample 4 per prompt"
+        return why, ""
     nothing_alike = not complete and bool(judged.mixed_V.all())
     if nothing_alike or is_filtered(judged, rates):
         return (
-            "there are fewer groups with equal rewards than chance allows: the log was filtered before it was written; log "
-            "all sampled rollouts, not only those that are trained on"
+            "there are fewer groups with equal rewards than chance allows: the log was filtered before it was written",
+            "log all sampled rollouts, not only those that are trained on",
         )
     low, high = rates.zero_variance(4).interval or (0.0, 1.0)
     if high - low > _WIDE:
         doubt = f"the share of groups of 4 without variance can be anything from {low:.0%} to {high:.0%}"
-        return f"judging by these {prompts:,} prompts, {doubt}"
-    return ""
+        return f"judging by these {prompts:,} prompts, {doubt}", ""
+    return "", ""
 
 
 def is_filtered(judged: Groups, rates: RateMixture) -> bool:

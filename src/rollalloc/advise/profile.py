@@ -34,7 +34,7 @@ class Profile:
         n: usual group size.
         rates: distribution of success rates over prompts.
         zero_variance: share of groups that are all right or all wrong, by group size. For graded rewards, it is the share of
-            groups with equal rewards, up to the size of the largest logged group.
+            groups with equal rewards, and only of sizes up to the largest logged group.
         hopeless: share of prompts that are hardly ever solved.
         solved: share of prompts that are nearly always solved.
         mean: mean success rate.
@@ -44,7 +44,9 @@ class Profile:
         right_pairs_differ: probability that two right completions of a prompt differ; None if not logged.
         notes: notes for the reader, the most important first.
         too_few: why there are too few rollouts for a verdict; empty if there are enough.
+        remedy: what to do then, if more rollouts of the same kind would not help.
         groups: usual number of groups per step; 0 if unknown, or if there is only one step.
+        complete: False if the log may lack rollouts that were paid but not trained on.
     """
 
     prompts: int
@@ -61,7 +63,9 @@ class Profile:
     right_pairs_differ: Share | None
     notes: tuple[str, ...]
     too_few: str
+    remedy: str = ""
     groups: int = 0
+    complete: bool = True
 
     @property
     def auc(self) -> float | None:
@@ -110,15 +114,16 @@ def profile_of(
     rates = fit_rates(*_counts(judged), seed=seed, resamples=resamples)
     predictability, unpredicted = predictability_of(judged, features_PD, seed=seed, resamples=resamples)
     prompts = len(np.unique(groups.prompt_V))
-    lacks = _unfair(log) or too_few(judged, rates, prompts, complete=log.complete)
+    unfair = (log.selected, log.remedy) if log.selected else None
+    lacks, remedy = unfair or too_few(judged, rates, prompts, complete=log.complete)
     lengths = lengths_of(judged, seed=seed, resamples=resamples)
-    zero_variance = {n: (alike(groups, n) if reward.graded else None) or rates.zero_variance(n) for n in SIZES}
+    zero_variance = {n: alike(groups, n) if reward.graded else rates.zero_variance(n) for n in SIZES}
     return Profile(
         prompts=prompts,
         rollouts=len(groups.rewards_R),
         n=n,
         rates=rates,
-        zero_variance=zero_variance,
+        zero_variance={n: share for n, share in zero_variance.items() if share is not None},
         hopeless=rates.hopeless,
         solved=rates.solved,
         mean=rates.mean,
@@ -128,14 +133,10 @@ def profile_of(
         right_pairs_differ=pairs_differ(judged),
         notes=tuple(notes_of(log, judged, reward, unpredicted)),
         too_few=lacks,
+        remedy=remedy,
         groups=_groups(groups),
+        complete=log.complete,
     )
-
-
-def _unfair(log: Log) -> str:
-    """Why a log with selected rollouts gives no verdict; empty for other logs."""
-    remedy = "give the run's folder with a checkpoint and without --from-step and --threshold, or sample the model"
-    return f"{log.selected}; {remedy}" if log.selected else ""
 
 
 def _groups(groups: Groups) -> int:

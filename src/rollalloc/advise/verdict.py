@@ -106,7 +106,7 @@ class Advice:
         present: the present setting.
         because: sentences with the reasons and with the measurements that support them.
         notes: further sentences for the reader.
-        more: number of rollouts that are still needed for a verdict; 0 if there are enough.
+        more: number of rollouts that are still needed for a verdict; 0 if there are enough, or if more would not help.
     """
 
     kind: Literal["switch", "keep", "too few", "barren"]
@@ -151,6 +151,8 @@ def verdict_of(profile: Profile, present: Choice, prompts: int | None = None) ->
         present: the present setting.
         prompts: number of prompts to train on, at least 1. A batch has at most this number. None: unknown.
     """
+    if profile.remedy:
+        return Advice("too few", f"No verdict: {profile.too_few}. What helps: {profile.remedy}.", None, present)
     if profile.too_few:
         more = _ROUND * max(1, ceil((ENOUGH - profile.rollouts) / _ROUND))
         sentence = f"Too few to tell ({profile.too_few}): sample {more:,} more rollouts."
@@ -172,8 +174,9 @@ def _recipe(profile: Profile, present: Choice) -> tuple[str, tuple[str, ...]]:
     graded, outside = profile.reward.graded, profile.reward.outside
     ruled_out = {"raft"} if graded else set[str]()
     ruled_out |= {"foresight"} if outside else set()
-    differ, alike, auc = profile.right_pairs_differ, profile.zero_variance[4].value, profile.auc or 0.5
-    if auc >= PREDICTABLE and alike >= FEW_MIXED and not graded and not outside:
+    differ, auc = profile.right_pairs_differ, profile.auc or 0.5
+    alike = 0.0 if graded else profile.zero_variance[4].value  # graded rewards are no success that could be predicted
+    if auc >= PREDICTABLE and alike >= FEW_MIXED and not outside:
         why = f"Success can be predicted with an AUC of {auc:.2f}, and {alike:.0%} of groups of 4 have no variance."
         return "foresight", (why, PREDICTION, *(() if present.n == 1 else (ONE_PER_PROMPT,)))
     if present.n == 1 and present.recipe not in ruled_out:

@@ -29,7 +29,8 @@ def show_profile(console: Console, profile: Profile) -> None:
 
 
 def _rates(profile: Profile) -> Table:
-    of = f"{profile.rollouts:,} rollouts of {profile.prompts:,} prompts"
+    which = "rollouts" if profile.complete else "rollouts that were trained on,"
+    of = f"{profile.rollouts:,} {which} of {profile.prompts:,} prompts"
     shares = {
         "mean success rate": profile.mean,
         "deviation of the prompts' rates": profile.rates.sd,

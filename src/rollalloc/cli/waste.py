@@ -59,8 +59,9 @@ def _show_waste(console: Console, finding: Finding) -> None:
         console.print(shown)
     if finding.shares is not None:
         part = finding.rollouts < finding.paid
-        of_paid = f" ({finding.rollouts:,} of {finding.paid:,} are in the log)" if part else ""
-        shown = table((f"by the rewards of their group{of_paid}", "rollouts", "share", "95% interval"))
+        only_trained = "" if finding.complete or finding.booked else " (only those that were trained on)"
+        which = f" ({finding.rollouts:,} of {finding.paid:,} are in the log)" if part else only_trained
+        shown = table((f"by the rewards of their group{which}", "rollouts", "share", "95% interval"))
         for cause, share in finding.shares.shares.items():
             if rollouts := finding.shares.rollouts[cause]:
                 shown.add_row(_CAUSES[cause], f"{rollouts:,}", f"{share.value:.1%}", interval(share))

@@ -148,6 +148,7 @@ class Log(Unusable):
         runs: the runs of rollalloc that wrote the log, by their own records.
         selected: why the rollouts are not a fair sample of those that were paid, so that success rates cannot be read from
             them; empty if they are.
+        remedy: what gives a fair sample instead, if `selected` is set.
         skipped: number of rollouts that the log's ids show to be missing in the middle of a batch; 0 if there are no ids.
         notes: notes for readers of the result.
         odd: number of invalid fields, which are treated as missing.
@@ -160,6 +161,7 @@ class Log(Unusable):
     complete: bool = True
     runs: list[OwnRun] = field(default_factory=list[OwnRun])
     selected: str = ""
+    remedy: str = ""
     skipped: int = 0
     notes: list[str] = field(default_factory=list)
     odd: int = 0
