@@ -21,10 +21,10 @@ from rollalloc.core.events import Cancelled, Done, Event, Updated
 
 GROUPS, PROMPTS, BATCHES, LIMIT = 64, 4096, 60, 128
 TAILS = {
-    "grpo": (recipes.grpo(GROUPS, 8), "#222222", "GRPO 8: all that the policy writes"),
-    "exact": (recipes.darts(GROUPS, 7, 1, tail="exact"), "#2a6fb0", "exact: the 7 shortest and the longest"),
-    "sampled": (recipes.darts(GROUPS, 7, 1, tail="sampled"), "#2e8b57", "sampled: the first 7 and one late, weighted"),
-    "none": (recipes.darts(GROUPS, 7, 1, tail="none"), "#c0392b", "none: the first 8"),
+    "grpo": (recipes.grpo(GROUPS, 8), "#222222", "GRPO, groups of 8: all rollouts"),
+    "exact": (recipes.darts(GROUPS, 7, 1, tail="exact"), "#0072b2", "exact: the 7 shortest and the longest"),
+    "sampled": (recipes.darts(GROUPS, 7, 1, tail="sampled"), "#009e73", "sampled: the first 7 and one late, weighted"),
+    "none": (recipes.darts(GROUPS, 7, 1, tail="none"), "#d55e00", "none: the first 8"),
 }
 TASKS: dict[str, Callable[[int], float]] = {
     "short ones are right": lambda tokens: 12 / (12 + tokens),
@@ -86,19 +86,19 @@ def main(to: Path) -> None:
             if at == 0:
                 order = np.argsort(tokens_R)
                 shares = weight_R[order].cumsum() / weight_R.sum()
-                panels[0].step(tokens_R[order], shares, color=color, label=label, linewidth=1.6)
+                panels[0].step(tokens_R[order], shares, color=color, label=label.partition(":")[0], linewidth=1.6)
                 if name == "sampled":
                     panels[0].step(
                         tokens_R[order],
                         np.linspace(0, 1, order.size),
                         color=color,
                         linestyle=":",
-                        label="… its rows unweighted",
+                        label="sampled, without the weights",
                     )
-    panels[0].set(xscale="log", xlabel="tokens", ylabel="share of the weight in rows no longer")
+    panels[0].set(xscale="log", xlabel="tokens of a row", ylabel="share of the weight on shorter rows")
     panels[0].set_xticks((1, 4, 12, 32, 128), labels=("1", "4", "12", "32", "128"))
-    panels[0].legend(fontsize=7, frameon=False, loc="lower right")
-    panels[1].set(xlim=(0, 1), xlabel="share of the weight in right rows")
+    panels[0].legend(fontsize=7, frameon=False, loc="upper left")
+    panels[1].set(xlim=(0, 1), xlabel="share of the weight on right rows")
     panels[1].set_yticks((0.9, 3.9), labels=[task.replace(" ", "\n", 1) for task in TASKS], fontsize=8)
     panels[1].invert_yaxis()
     for axes in panels:

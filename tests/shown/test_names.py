@@ -10,7 +10,7 @@ PACKAGES = {"rollalloc": ROOT / "src" / "rollalloc", "rollalloc_lab": ROOT / "la
 _FILE = re.compile(
     r"(?<![\w/.-])(?:lab|tools|examples|tests|docs|src|recipes|constraints)/[\w/.-]*\w\.(?:py|md|sh|json|toml|txt|yaml|png)\b"
 )
-_MODULE = re.compile(r"(?<![\w./-])rollalloc(?:_lab)?(?:\.[A-Za-z]\w*)+")
+_MODULE = re.compile(r"(?<![\w./-])rollalloc(?:_lab)?(?:[.:][A-Za-z]\w*)+")
 OTHERS = {"rollalloc.json", "rollalloc.recipes.NAME"}  # a file of a checkpoint, and a placeholder
 
 
@@ -39,8 +39,8 @@ def files_missing(text: str, folder: Path) -> list[str]:
 
 
 def is_there(dotted: str) -> bool:
-    """Whether a package has the module, and the module's text the word after it; what follows that is not looked at."""
-    first, *names = dotted.split(".")
+    """Whether a package has the module, and the module's text the word after its dot or colon; nothing further."""
+    first, *names = re.split("[.:]", dotted)
     at = PACKAGES[first]
     while names and (at / names[0]).is_dir():
         at, names = at / names[0], names[1:]
@@ -63,7 +63,13 @@ def test_every_module_that_a_text_names_is_there() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["rollalloc.lab.bench", "rollalloc.data.features.own_features", "rollalloc.core.backtracking"]
+    "name",
+    [
+        "rollalloc.lab.bench",
+        "rollalloc.data.features.own_features",
+        "rollalloc.core.backtracking",
+        "rollalloc.rewards.math:perhaps",
+    ],
 )
 def test_a_module_that_went_is_found(name: str) -> None:
     assert not is_there(name)
