@@ -452,6 +452,7 @@ OneGroupFurther = lying(intake.Ahead, lambda self, view, memory: intake.Ahead(se
 NoneAhead = lying(intake.Ahead, lambda self, view, memory: self.of(view, memory))
 EstimatesNothing = lying(Estimated, lambda self, view, memory: max(0, self.groups - view.running_S[0]))
 NothingToSpare = lying(Estimated, lambda self, view, memory: Estimated(self.groups, spare=0.5)(view, memory))
+OneTooMany = altering(sizes.InAll, lambda made: [size + 1 for size in made])
 OneMore = lying(sizes.Fixed, lambda self, groups, view, memory: [self.n + (group.prompt % 2) for group in groups])
 NoRedundancy = lying(Redundant, lambda self, groups, view, memory: [view.rows] * len(groups))
 
@@ -794,6 +795,7 @@ RULES = [
     (9, "KeepInFlight", other("pilot_commit", intake=Dribbles(12, ahead=True))),
     (3, "no promise", other("pilot_commit", intake=HoardsWithoutAPromise(12), max_staleness=9)),
     (9, "Fixed", staged("grpo", size=OneMore(4))),
+    (9, "InAll", staged("pilot_commit", 1, size=OneTooMany(sizes.Fixed(8)))),
     (9, "Redundant", staged("darts_exact", size=NoRedundancy(1.5, 2.0))),
     (9, "Redundant", staged("darts_exact", size=EvenRedundancy(1.5, 2.0))),
     (9, "Priced", staged("darts_whole", size=PaysNoHeed(2.0, ((1, 1.0), (64, 3.0)), 1))),

@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from rollalloc import recipes
+from rollalloc import Allocator, recipes
+from rollalloc.core.events import Done
 from rollalloc.core.prompts import NEXT_EPOCH, NOW
 from rollalloc.core.recipe import Replay
 from rollalloc.predict.predictor import Predictor
 from rollalloc.recipes.darts import ShortestAndLongest
-from rollalloc.rules import advantages, judges, rows
+from rollalloc.rules import advantages, judges, prompts, rows, sizes
 from rollalloc.testing import check_recipe
 
 PILOT_COMMIT = recipes.pilot_commit(4, 4, 4, 12)
@@ -111,7 +112,26 @@ def test_darts_beside_pilot_commit_is_refused_by_name_and_joined_on_request():
     assert (fixed.rows, fixed.stages[-1].stop) == (darts.rows, darts.stages[0].stop)
     assert fixed == recipes.mix(darts, PILOT_COMMIT, take={"size": "second"})
     sized = recipes.mix(PILOT_COMMIT, darts, take={"size": "second"})
-    assert sized.stages[-1].size == darts.stages[0].size
+    assert sized.stages[-1].size == sizes.InAll(darts.stages[0].size)
+
+
+@pytest.mark.parametrize(
+    ("single", "in_all"),
+    [
+        (recipes.darts(4, 3, 1, 2.0), 6),  # 1.5 rollouts for each of 4 rows, for a group without a record
+        (recipes.grpo(4, 7), 7),
+        (recipes.grpo(4, 4), 5),  # the pilots already are as many
+        (replace(recipes.knapsack(4, 9, least=5), prompts=prompts.Shuffled()), 9),
+    ],
+)
+def test_sizes_of_a_method_without_stages_are_of_all_rollouts_of_a_group(single, in_all):
+    """Pilot-Commit's 4 pilots count: the last stage orders what they leave of the other method's number, at least 1."""
+    staged = recipes.pilot_commit(4, 4, 4, 4, p_lower=0.0, max_staleness=0)
+    allocator = Allocator(recipes.mix(staged, single, take={"size": "second"}), 4, 0)
+    pilots = allocator.ask().generate
+    assert [len(order.rollouts) for order in pilots] == [4] * 4
+    allocator.tell([Done(r, r % 2, r % 2, 5, 0) for order in pilots for r in order.rollouts])
+    assert [4 + len(order.rollouts) for order in allocator.ask().generate] == [in_all] * 4
 
 
 def test_the_argument_take_of_mix_is_checked():

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+import rollalloc
 from rollalloc.compare.compare import is_finished
 from rollalloc.data.prompts import write_prompts
 from rollalloc.models.policy import Policy
@@ -110,9 +111,29 @@ def test_a_description_that_lacks_a_field_is_refused_by_the_fields_name(run_of, 
         (tmp_path / "run.json").write_text(json.dumps(rest))
         with pytest.raises(ValueError, match=name):
             read_config(tmp_path)
+
     inner = {name: value for name, value in saved["loss"].items() if name != "kl"}
     (tmp_path / "run.json").write_text(json.dumps(saved | {"loss": inner}))
     with pytest.raises(ValueError, match="Loss lacks kl"):
+        read_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("starts", "why"),
+    [
+        ([{"rollalloc": "0.1.9"}], r"rollalloc 0\.1\.9 wrote it, and this is .*, which records more: use the version"),
+        ([{"rollalloc": "0.1.9"}, {"rollalloc": rollalloc.__version__}], "it is damaged: restore it"),
+        ([{"rollalloc": 3}], "it is damaged, or an earlier version"),
+        ([3], "it is damaged, or an earlier version"),
+        (None, "it is damaged, or an earlier version"),
+    ],
+)
+def test_a_description_without_a_field_names_the_version_that_wrote_it(run_of, tmp_path, starts, why):
+    """A later version records a field that the one which wrote the folder did not know."""
+    saved = run_of().description() | {"starts": starts}
+    del saved["seed"]
+    (tmp_path / "run.json").write_text(json.dumps(saved))
+    with pytest.raises(ValueError, match=f"lacks seed; {why}"):
         read_config(tmp_path)
 
 

@@ -58,7 +58,8 @@ def mix(first: Recipe, second: Recipe, take: Mapping[str, Side] | None = None) -
     then contribute only rows, sizes and stops.
 
     If neither recipe has the plain value in a slot, `take` must name one recipe: `mix(pilot_commit(...), darts(...),
-    take={"size": "first"})` has Pilot-Commit's numbers of rollouts and DARTS's rows.
+    take={"size": "first"})` has Pilot-Commit's numbers of rollouts and DARTS's rows. With "second", DARTS sets the number of
+    rollouts of a group in all stages together, and the pilots are subtracted (`rules.sizes.InAll`).
 
     Args:
         first: a method. If both methods have a fixed number of rollouts per prompt, this method's number is used.
@@ -134,7 +135,9 @@ def _mix_sizes(first: SizeRule, second: SizeRule, take: Mapping[str, Side], stag
         return first
     if "size" not in take and isinstance(first, sizes.Fixed) and not staged:
         return second
-    return _either("size", first, second, None, take)
+    chosen = _either("size", first, second, None, take)
+    # A method with a single stage says how many rollouts a group has in all, and earlier stages give it some of them.
+    return sizes.InAll(chosen) if staged and take.get("size") == "second" else chosen
 
 
 def _mix_prompts(first: PromptRule, second: PromptRule, take: Mapping[str, Side]) -> PromptRule:

@@ -15,11 +15,15 @@ from reprlib import repr as short
 from types import UnionType
 from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
+import rollalloc
 from rollalloc.core.packing import differences
 from rollalloc.files.names import DESCRIPTION
 from rollalloc.files.origin import origin
 from rollalloc.files.regular import read_text, write_text
+from rollalloc.files.text import visible
 from rollalloc.train.config import SCHEMA, WHERE_IT_RUNS, Config
+
+_VERSION = 40  # a version of more characters is cut in an error
 
 
 def write_config(config: Config, folder: Path) -> None:
@@ -56,8 +60,22 @@ def read_config(folder: Path) -> Config:
             f"{path} is damaged or from a different version of rollalloc ({error}); use the version that wrote it"
         ) from None
     if missing := [name for name in config.description() if name not in saved]:
-        raise ValueError(f"{path} lacks {', '.join(missing)}; it is damaged: restore it, or give another folder")
+        raise ValueError(f"{path} lacks {', '.join(missing)}; {_why_it_lacks(folder)}")
     return config
+
+
+def _why_it_lacks(folder: Path) -> str:
+    """Why fields are missing in a folder's `run.json`, and what to do: by the version that wrote it last, if it says so."""
+    starts = _starts_in(folder)
+    version = starts[-1].get("rollalloc") if starts and isinstance(starts[-1], dict) else None
+    if not isinstance(version, str):
+        return "it is damaged, or an earlier version of rollalloc wrote it: restore it, or give another folder"
+    if version == rollalloc.__version__:
+        return "it is damaged: restore it, or give another folder"
+    return (
+        f"rollalloc {visible(version)[:_VERSION]} wrote it, and this is {rollalloc.__version__}, which records more: use "
+        "the version that wrote it, or give another folder"
+    )
 
 
 def is_run_in(config: Config, folder: Path) -> bool:
