@@ -70,9 +70,8 @@ from rollalloc.models.settings import Streaming
 from rollalloc.rules import advantages, intake, judges, promote, sizes
 from rollalloc.runs.reader import lines_in
 from rollalloc.tasks.presets import DEFAULT_OPTIMIZER, Tuned, planned_run, with_task_files
-from rollalloc.train.config import Config
+from rollalloc.train.config import Config, folder_of, is_run_in
 from rollalloc.train.loading import one_thread
-from rollalloc.train.run_json import folder_of, is_run_in
 from rollalloc.train.train import train
 
 RATES, RATE, TUNING_SEED, SEEDS = (3e-4, 6e-4), 6e-4, 9700, (9701, 9702, 9703)

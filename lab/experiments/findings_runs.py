@@ -22,9 +22,8 @@ from rollalloc.models.policy import Policy
 from rollalloc.tasks.files import make_once
 from rollalloc.tasks.presets import Tuned, fields_of, task_files, task_run
 from rollalloc.train import update
-from rollalloc.train.config import Config
+from rollalloc.train.config import Config, folder_of, is_run_in
 from rollalloc.train.loss import token_losses
-from rollalloc.train.run_json import folder_of, is_run_in
 from rollalloc.train.train import train
 
 SEEDS = (7010, 7011, 7012, 7013, 7014)  # of runs that differ in one parameter; nothing was tuned on them

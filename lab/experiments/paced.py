@@ -39,9 +39,8 @@ from rollalloc.models.settings import Streaming
 from rollalloc.rules.prompts import Shuffled
 from rollalloc.runs.reader import lines_in
 from rollalloc.tasks.presets import DEFAULT_OPTIMIZER, Tuned, planned_run, with_task_files
-from rollalloc.train.config import Config
+from rollalloc.train.config import Config, folder_of
 from rollalloc.train.loading import one_thread
-from rollalloc.train.run_json import folder_of
 from rollalloc.train.train import train
 from rollalloc_lab.simulate.cluster import Cluster, Scenario
 

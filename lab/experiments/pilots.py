@@ -20,9 +20,8 @@ from typing import Any
 from rollalloc.compare.compare import is_finished
 from rollalloc.compare.summary import EndedRun, Interval, RecipeSummary, ended, summaries_to
 from rollalloc.tasks.presets import DEFAULT_OPTIMIZER, Tuned, planned_run, with_task_files
-from rollalloc.train.config import Config
+from rollalloc.train.config import Config, folder_of, is_run_in, read_config
 from rollalloc.train.loading import one_thread
-from rollalloc.train.run_json import folder_of, is_run_in, read_config
 from rollalloc.train.train import train
 
 GROUPS, N, PILOTS, STEPS = 8, 64, 16, 4

@@ -29,9 +29,8 @@ from pilots import carried_out, said
 from rollalloc.compare.summary import Interval, interval
 from rollalloc.runs.reader import lines_in, newest_line
 from rollalloc.tasks.presets import DEFAULT_OPTIMIZER, Tuned, planned_run
-from rollalloc.train.config import Config
+from rollalloc.train.config import Config, folder_of
 from rollalloc.train.loading import one_thread
-from rollalloc.train.run_json import folder_of
 
 TASK, SAMPLES = "walks/mixed", 4
 RATES, TUNING = (3e-4, 6e-4), 1000

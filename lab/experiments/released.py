@@ -78,9 +78,8 @@ from rollalloc.tasks.files import make_once
 from rollalloc.tasks.presets import TUNED_WITH
 from rollalloc.tasks.skills import LONGEST, Skills, SkillsConfig
 from rollalloc.tasks.tiny import SEPARATOR, WarmUp, save_warm_model, spell, word_tokenizer
-from rollalloc.train.config import Config
+from rollalloc.train.config import Config, folder_of, is_run_in
 from rollalloc.train.loading import one_thread
-from rollalloc.train.run_json import folder_of, is_run_in
 from rollalloc.train.train import train
 
 EDGES, SHARES = (

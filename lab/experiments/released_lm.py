@@ -41,8 +41,7 @@ from rollalloc.models.policy import Policy
 from rollalloc.models.settings import Sampling
 from rollalloc.runs.reader import lines_in
 from rollalloc.tasks.files import TaskFiles, make_once
-from rollalloc.train.config import Config
-from rollalloc.train.run_json import folder_of, is_run_in
+from rollalloc.train.config import Config, folder_of, is_run_in
 from rollalloc.train.train import train
 from rollalloc_lab.tasks.ladder import Mixture, prepare
 from rollalloc_lab.tasks.rungs import RUNGS, LadderRung

@@ -33,8 +33,8 @@ from rollalloc.models.likelihood import exact_answers
 from rollalloc.models.policy import Policy
 from rollalloc.predict.quality import auc
 from rollalloc.runs.reader import lines_in
+from rollalloc.train.config import read_config
 from rollalloc.train.loading import one_thread
-from rollalloc.train.run_json import read_config
 from rollalloc_lab.bench.plan import frozen_in, place_of
 from rollalloc_lab.tasks import ladder
 from rollalloc_lab.tasks.rungs import PREFIX, RUNGS

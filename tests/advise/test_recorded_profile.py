@@ -12,7 +12,7 @@ from rollalloc import recipes
 from rollalloc.advise.profile import profile_of
 from rollalloc.advise.recorded_profile import with_all_rollouts
 from rollalloc.advise.verdict import Choice, present_of, verdict_of
-from rollalloc.train.run_json import write_config
+from rollalloc.train.config import write_config
 from rollalloc.waste.readers import read_log
 
 SELECTS = {

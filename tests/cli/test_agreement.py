@@ -10,7 +10,7 @@ from rollalloc.compare.summary import ended
 from rollalloc.report.page import sections
 from rollalloc.runs.discovery import comparisons
 from rollalloc.runs.reader import read_run
-from rollalloc.train.run_json import read_config
+from rollalloc.train.config import read_config
 
 REWARD = """
 import os, signal

@@ -17,8 +17,7 @@ from rollalloc.models.policy import Policy
 from rollalloc.models.settings import Clip, Lora, Loss, Sampling
 from rollalloc.runs.reader import read_metrics
 from rollalloc.tasks import presets
-from rollalloc.train.config import Config, Schedule
-from rollalloc.train.run_json import read_config
+from rollalloc.train.config import Config, Schedule, read_config
 
 OWN = ("--model", "model", "--prompts", "prompts.parquet", "--reward", "my_reward.py:score")
 SHORT = ("--max-new-tokens", 4, "--max-rollouts", 32, "--device", "cpu")

@@ -14,7 +14,7 @@ import pytest
 
 from rollalloc.data.prompts import write_prompts
 from rollalloc.models.settings import Sampling
-from rollalloc.train.run_json import is_described_in, is_run_in, read_config
+from rollalloc.train.config import is_described_in, is_run_in, read_config
 from tiny_policy import untimed
 
 # Sends signals to its own process once, SIGTERM or those that it names, where the file "stop" is there. About half of any

@@ -14,7 +14,7 @@ from rollalloc.models.checkpoint import CorruptCheckpoint, load_newest
 from rollalloc.runs.reader import newest_line, read_metrics
 from rollalloc.tasks.files import make_once
 from rollalloc.tasks.sort import SortConfig
-from rollalloc.train.run_json import read_config
+from rollalloc.train.config import read_config
 
 
 @pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])

@@ -14,7 +14,7 @@ from rollalloc.report.wording import caveats, findings, name_of, odd_targets, st
 from rollalloc.runs.cost import COSTS
 from rollalloc.runs.reader import read_run
 from rollalloc.runs.recorded import by_label
-from rollalloc.train.run_json import read_config
+from rollalloc.train.config import read_config
 
 
 def method(label, *, ratio=None, taught=40):

@@ -12,8 +12,7 @@ from rollalloc.data.prompts import write_prompts
 from rollalloc.models.policy import Policy
 from rollalloc.models.settings import Clip, Loss
 from rollalloc.runs.reader import read_metrics
-from rollalloc.train.config import Schedule
-from rollalloc.train.run_json import read_config
+from rollalloc.train.config import Schedule, read_config
 from rollalloc.train.train import train
 from tiny_policy import killed_after
 

@@ -16,8 +16,7 @@ from rollalloc.compare.pool import Failure, Job, RunsFailed
 from rollalloc.named import sizes_of
 from rollalloc.runs.reader import read_metrics
 from rollalloc.tasks import presets
-from rollalloc.train.config import Config
-from rollalloc.train.run_json import read_config
+from rollalloc.train.config import Config, read_config
 from rollalloc_lab.bench import leaderboard
 from rollalloc_lab.bench.cells import board_of
 from rollalloc_lab.bench.leaderboard import Progress, run_leaderboard

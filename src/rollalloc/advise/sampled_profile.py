@@ -29,9 +29,8 @@ from rollalloc.models.policy import Behaviour, Policy, usable_device
 from rollalloc.rewards.function import Outcome, Scored
 from rollalloc.rewards.scorers import Scorer
 from rollalloc.tasks.files import Shown, unseen
-from rollalloc.train.config import Config
+from rollalloc.train.config import Config, digests_of
 from rollalloc.train.loading import encoded, scorer_of, try_reward
-from rollalloc.train.run_json import digests_of
 
 PROMPTS_DRAWN, ROLLOUTS_EACH = 256, 4
 _WAVE = 32  # number of prompts per wave; the first waves are smaller, so that the time left can be estimated early

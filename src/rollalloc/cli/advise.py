@@ -166,8 +166,7 @@ def _own_config(sampled: Mapping[str, Any], runs: Sequence[OwnRun]) -> dict[str,
         prompts to train on. Unknown values are left out.
     """
     from rollalloc.models.settings import Sampling
-    from rollalloc.train.config import Config
-    from rollalloc.train.run_json import read_config
+    from rollalloc.train.config import Config, read_config
 
     if sampled:
         source = sampled["source"]

@@ -83,8 +83,8 @@ def train(
     from rollalloc.recipes.streaming import streaming_notes
     from rollalloc.runs.reader import read_run
     from rollalloc.runs.recorded import held_out
+    from rollalloc.train.config import read_config
     from rollalloc.train.loading import one_thread  # imported here, so that `--help` does not import torch
-    from rollalloc.train.run_json import read_config
     from rollalloc.train.store import RunFolder
     from rollalloc.train.train import train as carry_out
 

@@ -15,9 +15,8 @@ from rollalloc.processes.stopping import Stopped, StopRequest
 from rollalloc.runs.cost import COSTS, cost_to_target, curve_of, whole_curve_of
 from rollalloc.runs.reader import newest_line, newest_lines, read_metrics, read_run
 from rollalloc.runs.recorded import RecordedRun
-from rollalloc.train.config import OF_DATA_AND_REWARD, Config
+from rollalloc.train.config import OF_DATA_AND_REWARD, Config, folder_of, is_described_in, is_run_in
 from rollalloc.train.loading import CheckedRun, check_run
-from rollalloc.train.run_json import folder_of, is_described_in, is_run_in
 from rollalloc.train.store import RunFolder
 
 RESULTS = "results.json"

@@ -18,9 +18,8 @@ from pathlib import Path
 from rollalloc.files.text import told
 from rollalloc.processes.spawned import Spawned
 from rollalloc.processes.stopping import StopRequest
-from rollalloc.train.config import Config
+from rollalloc.train.config import Config, is_run_in
 from rollalloc.train.loading import one_thread
-from rollalloc.train.run_json import is_run_in
 from rollalloc.train.train import train
 
 _LOOKS_S = 0.5  # seconds between two checks of the runs

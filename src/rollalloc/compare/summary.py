@@ -25,8 +25,7 @@ from rollalloc.runs.cost import COSTS, Cost, Curve, cost_to_target, curve_of
 from rollalloc.runs.logged import number
 from rollalloc.runs.reader import lines_in
 from rollalloc.runs.recorded import compares
-from rollalloc.train.config import NAMES, OF_DATA_AND_REWARD, Config
-from rollalloc.train.run_json import read_config
+from rollalloc.train.config import NAMES, OF_DATA_AND_REWARD, Config, read_config
 
 FEWEST = 5  # minimum number of values for an interval
 RESAMPLES = 10_000

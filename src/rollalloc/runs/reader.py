@@ -12,15 +12,105 @@ from contextlib import suppress
 from dataclasses import replace
 from os import SEEK_END
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rollalloc.files.names import DESCRIPTION, METRICS
 from rollalloc.files.regular import LONGEST, lines_of, open_regular, why
 from rollalloc.files.text import told
-from rollalloc.runs.fields import MetricsLine, description, metrics_line
+from rollalloc.runs.metrics import fields_of
 from rollalloc.runs.recorded import Line, RecordedRun
 from rollalloc.runs.trl_log import read_trl, state_in
+from rollalloc.runs.values import NUMBER, TEXT, Field, Fields, count, expect, parsed, take
 from rollalloc.runs.verl_run import read_verl_run
+
+
+def _whole(value: Any) -> int:
+    expect(type(value) is int and abs(value) <= 2**64)
+    return value
+
+
+def _positive(value: Any) -> int:
+    expect(count(value) > 0)
+    return value
+
+
+def _object(value: Any) -> dict[str, Any]:
+    expect(isinstance(value, dict))
+    return value
+
+
+def _paths(value: Any) -> list[str]:
+    expect(isinstance(value, list) and all(isinstance(path, str) for path in value))
+    return value
+
+
+_NEEDED = fields_of("every line", needed=True)
+_IN_A_BATCH = fields_of("every line", "batch", "end", "failed")
+_IN_AN_EVALUATION = fields_of("every line", "eval")
+# Fields of an evaluation that are set to None if they are missing.
+_CURVE = ("accuracy", "optimizer_steps", "version", "standard_error")
+_IN_A_DESCRIPTION: Fields = {
+    **dict.fromkeys(("label", "recipe", "task", "model"), TEXT),
+    "seed": Field("a whole number", _whole),
+    "max_rollouts": Field("a whole number from 1", _positive),
+    "target": NUMBER,
+    "prompts": Field("a list of paths", _paths),
+    "parameters": Field("an object", _object),
+}
+
+
+class MetricsLine(NamedTuple):
+    """A line of the metrics.
+
+    In an evaluation, a missing `at` is set to `rollouts_paid`, and each missing field in `_CURVE` is set to None.
+
+    Attributes:
+        known: the fields that the views use, checked. Wrong fields are left out.
+        whole: all fields of the line, unchecked.
+        wrong: the problem of the first field that was left out; None if no field was left out.
+        rising: name and value of the counter that must increase from line to line; empty if the line does not have it.
+    """
+
+    known: dict[str, Any]
+    whole: dict[str, Any]
+    wrong: str | None
+    rising: dict[str, int]
+
+
+def metrics_line(line: bytes) -> MetricsLine:
+    """Parse and check a line of the metrics.
+
+    Raises:
+        ValueError: the line is not JSON, or lacks a field that every line must have.
+    """
+    try:
+        fields = parsed(line)
+    except ValueError as error:
+        raise ValueError(f"is not a line of JSON ({error})") from None
+    evaluated = fields.get("kind") == "eval"
+    taken, wrong = take(fields, _NEEDED, _IN_AN_EVALUATION if evaluated else _IN_A_BATCH)
+    rises = "at" if evaluated else "batch"
+    rising = {rises: taken[rises]} if rises in taken else {}
+    if not evaluated:
+        return MetricsLine(taken, fields, wrong, rising)
+    unsaid = dict.fromkeys(_CURVE) | {"at": None if "at" in fields else taken["rollouts_paid"]}
+    return MetricsLine(unsaid | taken, unsaid | fields, wrong, rising)
+
+
+def description(content: bytes) -> tuple[dict[str, Any], str | None]:
+    """Parse and check a `run.json`.
+
+    Returns:
+        The fields, and the problem of the first field that was left out, or None. A field that the views use is left out if
+        its value is wrong. Other fields are not checked.
+
+    Raises:
+        ValueError: the content is not a JSON object, or is nested too deeply.
+    """
+    fields = parsed(content)
+    checked, wrong = take(fields, {}, _IN_A_DESCRIPTION)
+    return {name: value for name, value in fields.items() if name not in _IN_A_DESCRIPTION} | checked, wrong
+
 
 MOST_LINES = 1024  # when twice as many lines of a kind have been kept, every second line is dropped
 _KINDS = ("batch", "eval", "end", "failed", "resume")  # all other kinds of lines are kept together
@@ -70,15 +160,15 @@ def _known_lines(path: Path, wrong: list[str], left_out: list[int]) -> Iterator[
     Raises:
         OSError: the file cannot be opened, see `open_regular`.
     """
-    for number, parsed, problem, complete in _checked_lines(path):
-        if parsed is None and not complete and problem != _TOO_LONG:
+    for number, checked, problem, complete in _checked_lines(path):
+        if checked is None and not complete and problem != _TOO_LONG:
             continue  # the line is incomplete: it is being written, or the run was killed
         if problem is not None:
             wrong.append(f":{number} {problem}")
-        if parsed is None:
+        if checked is None:
             left_out.append(number)
         else:
-            yield parsed.known
+            yield checked.known
 
 
 def lines_in(path: Path) -> Iterator[Line]:
@@ -91,12 +181,12 @@ def lines_in(path: Path) -> Iterator[Line]:
         OSError: it is not a regular file, or cannot be read.
         ValueError: a line is damaged; the message names it.
     """
-    for number, parsed, problem, complete in _checked_lines(path):
+    for number, checked, problem, complete in _checked_lines(path):
         if problem is not None and complete:
             raise ValueError(f"{path}:{number} {problem}; the file is damaged")
-        if parsed is None:
+        if checked is None:
             return
-        yield parsed.whole
+        yield checked.whole
 
 
 def _checked_lines(path: Path) -> Iterator[tuple[int, MetricsLine | None, str | None, bool]]:
@@ -110,16 +200,16 @@ def _checked_lines(path: Path) -> Iterator[tuple[int, MetricsLine | None, str | 
         try:
             if line is None:
                 raise ValueError(_TOO_LONG)
-            parsed = metrics_line(line)
-            for name, value in parsed.rising.items():
+            checked = metrics_line(line)
+            for name, value in checked.rising.items():
                 if (before := newest.get(name)) is not None and value <= before:
                     wrote = "two runs, or one run twice, wrote this file"
                     raise ValueError(f"is repeated or out of order, {name} {value:,} after {before:,}: {wrote}")
         except ValueError as error:
             yield number, None, str(error), complete
         else:
-            newest |= parsed.rising
-            yield number, parsed, parsed.wrong, complete
+            newest |= checked.rising
+            yield number, checked, checked.wrong, complete
 
 
 def read_metrics(path: Path) -> list[Line]:

@@ -39,11 +39,10 @@ from rollalloc.models.weights import Diverged, in_batch
 from rollalloc.processes.stopping import Stopped, StopRequest
 from rollalloc.rewards.scorers import Scorer
 from rollalloc.runs.metrics import of_batch, totals
-from rollalloc.train.config import Config, check_budget, share_spent
+from rollalloc.train.config import Config, check_budget, resumed, share_spent, was_begun_in, write_config
 from rollalloc.train.evaluation import Evaluation, HeldOut, Interrupted, evaluate, wait_unless_stopped
 from rollalloc.train.loading import check_run, encoded, features_for, held_out_of, scorer_of
 from rollalloc.train.notices import Notices
-from rollalloc.train.run_json import resumed, was_begun_in, write_config
 from rollalloc.train.store import Checkpoints, DecisionLog, Grid, RunFolder, RunState, Saves, identity_of
 from rollalloc.train.trackers import EXAMPLES, Listener, tracked
 from rollalloc.train.update import Updater

@@ -186,7 +186,7 @@ def test_ligers_loss_passes(tmp_path, monkeypatch):
     trainer = with_liger(monkeypatch, tiny_trl.trainer(tmp_path, "grpo", loss_type="grpo", max_steps=2, **SEVERAL), {})
     trainer.train()
     assert trainer.state.global_step == 2
-    assert not trainer._loss_check._due
+    assert not trainer._loss_check.due
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_trls_own_loss_passes_the_check(recipe, given, tmp_path):
     trainer = tiny_trl.trainer(tmp_path, recipe, max_steps=1, **{"per_device_train_batch_size": 16} | given)
     trainer.train()
     assert trainer.state.global_step == 1
-    assert not trainer._loss_check._due
+    assert not trainer._loss_check.due
 
 
 def test_the_loss_check_passes_in_half_precision(tmp_path):
@@ -264,7 +264,7 @@ def test_the_check_changes_nothing(tmp_path):
 def test_rows_that_are_all_padding_leave_the_check_due(tmp_path):
     trainer = tiny_trl.trainer(tmp_path, "grpo", reward=lambda completions, **_: [1.0] * len(completions), max_steps=1)
     trainer.train()
-    assert trainer._loss_check._due
+    assert trainer._loss_check.due
 
 
 def test_a_loss_that_is_unknown_is_not_checked_and_the_log_says_so(tmp_path, caplog):
@@ -272,7 +272,7 @@ def test_a_loss_that_is_unknown_is_not_checked_and_the_log_says_so(tmp_path, cap
     trainer.loss_type = "next year's"
     trainer._loss_check.begin()
     assert 'loss_type="next year\'s" is new to rollalloc' in caplog.text
-    assert not trainer._loss_check._due
+    assert not trainer._loss_check.due
 
 
 def test_what_patched_the_trainer_is_named(tmp_path, monkeypatch):

@@ -13,8 +13,8 @@ from tokenizers.processors import TemplateProcessing
 from transformers import GPT2Config, GPT2LMHeadModel
 from trl import GRPOTrainer
 
-from rollalloc.drivers.trl.chats import encode
 from rollalloc.drivers.trl.dataset import check_prompts
+from rollalloc.drivers.trl.rollout import encode
 
 LONG = [{"prompt": "k1 =", "answer": "a1"}] * 3 + [{"prompt": "k1 " * 60, "answer": "a1"}]
 TEMPLATE = (

@@ -21,7 +21,7 @@ from trl.chat_template_utils import add_response_schema, parse_response, qwen3_c
 from rollalloc import recipes
 from rollalloc.drivers.trl import callback
 from rollalloc.drivers.trl.allocation import Allocation
-from rollalloc.drivers.trl.chats import decode
+from rollalloc.drivers.trl.rollout import decode
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 PLAIN = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rollalloc.compare.summary import EndedRun, Interval, RecipeSummary, ended, summaries_to
-from rollalloc.train.run_json import read_config
+from rollalloc.train.config import read_config
 from rollalloc_lab.bench.leaderboard import diverged_in
 from rollalloc_lab.bench.plan import BASELINE, Contestant, Plan, TaskPlan, frozen_in, place_of
 

@@ -17,8 +17,7 @@ from rollalloc.runs.reader import newest_line
 from rollalloc.runs.recorded import RecordedRun, share_done
 from rollalloc.runs.values import parsed
 from rollalloc.tasks.presets import DEFAULT_OPTIMIZER, task_run
-from rollalloc.train.config import Config
-from rollalloc.train.run_json import folder_of
+from rollalloc.train.config import Config, folder_of
 from rollalloc.train.store import RunFolder
 from rollalloc_lab.bench.plan import DIVERGED, KIND, Contestant, Plan, TaskPlan, freeze
 from rollalloc_lab.bench.tiers import seconds_of

@@ -18,14 +18,12 @@ from rollalloc.core.allocator import Allocator
 from rollalloc.core.events import Actions, Batch, Cancelled, Order, Row, Updated
 from rollalloc.core.prompts import PromptTable
 from rollalloc.core.recipe import Recipe, doubts
-from rollalloc.drivers.trl.chats import decode, encode
-from rollalloc.drivers.trl.dataset import check_key, keyed, rows_of
-from rollalloc.drivers.trl.failures import by_all, uninterrupted
+from rollalloc.drivers.trl.dataset import Blocks, check_key, keyed, rows_of
 from rollalloc.drivers.trl.generation import Generator
 from rollalloc.drivers.trl.movement import Movement
-from rollalloc.drivers.trl.recipe_features import Blocks
+from rollalloc.drivers.trl.processes import by_all, uninterrupted
 from rollalloc.drivers.trl.rewards import RewardFunctions
-from rollalloc.drivers.trl.rollout import Rollout
+from rollalloc.drivers.trl.rollout import Rollout, decode, encode
 from rollalloc.generate.outcomes import RolloutResult, mostly_unscored, no_scores, tell, uncertainty_of
 from rollalloc.generate.sampler import Generation, Request
 from rollalloc.rules.advantages import GRPO, settled
@@ -81,6 +79,7 @@ class Allocation:
         self.movement: Movement | None = None
         table = PromptTable(len(dataset), features=None if callable(features) else features)
         self.allocator = Allocator(recipe, table, seed)
+        self._stopping = recipe.stopping
         check_key(dataset, key)
         self.dataset, self.rewards, self.key = dataset, rewards, key
         self.rollouts: dict[int, Rollout] = {}
@@ -186,7 +185,7 @@ class Allocation:
             ]
             return self._score(trainer, rows, ended, {})
 
-        if generate.can_stop and any(order.stage in self.allocator.recipe.stopping for order in actions.generate):
+        if generate.can_stop and any(order.stage in self._stopping for order in actions.generate):
             running, stream = len(prompt_of), generate.stream(requests)
             ended = next(stream)
             while running := running - len(ended):

@@ -204,21 +204,24 @@ class LossCheck:
         trainer: TRL's trainer.
         generate: computes log-probabilities.
         wanted: False: check nothing.
+
+    Attributes:
+        due: whether the next micro-batch is to be checked.
     """
 
     def __init__(self, trainer: Any, generate: Generator, *, wanted: bool = True) -> None:
         self._trainer, self._generate, self._wanted = trainer, generate, wanted
-        self._due = False
+        self.due = False
 
     def begin(self) -> None:
         """Check the next micro-batch. This is called when training begins or resumes."""
-        self._due = self._wanted
-        if self._due and self._trainer.loss_type not in KNOWN:
+        self.due = self._wanted
+        if self.due and self._trainer.loss_type not in KNOWN:
             log.warning("loss_type=%r is new to rollalloc, so the loss is not checked", self._trainer.loss_type)
-            self._due = False
+            self.due = False
 
     def __call__(self, inputs: Inputs, loss: Callable[[dict[str, Tensor]], Tensor]) -> None:
-        """Check the loss, if this is due.
+        """Check the loss.
 
         Args:
             inputs: a micro-batch, as `training_inputs` makes it. Every process must have a micro-batch.
@@ -227,8 +230,6 @@ class LossCheck:
         Raises:
             LossError: the loss of this or another process is wrong. Nothing was trained yet.
         """
-        if not self._due:
-            return
         with _without_traces(self._trainer), torch.no_grad():
             found = self._problem(inputs, loss)
         several = self._trainer.accelerator.num_processes > 1
@@ -238,7 +239,7 @@ class LossCheck:
                 where = f" in process {process}" if several else ""
                 raise LossError(f"nothing was trained, because the loss{where} is not that of the rows: {problem}")
         # A micro-batch that is all padding shows nothing of ratios, so the next one is checked as well.
-        self._due = not any(shown for _, shown in everywhere)
+        self.due = not any(shown for _, shown in everywhere)
 
     def _problem(self, inputs: Inputs, loss: Callable[[dict[str, Tensor]], Tensor]) -> str:
         """What is wrong with the loss, who patched it and what works; empty if it is right."""

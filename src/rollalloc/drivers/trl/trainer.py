@@ -18,15 +18,20 @@ from rollalloc.drivers.trl import checks
 from rollalloc.drivers.trl.allocation import Allocation
 from rollalloc.drivers.trl.averaging import AveragedWeights
 from rollalloc.drivers.trl.callback import AllocationCallback
-from rollalloc.drivers.trl.chats import decode, encode, parses
 from rollalloc.drivers.trl.checkpoints import FiniteTraining
-from rollalloc.drivers.trl.dataset import check_environments, check_prompts, check_read_by_rewards, data_sets
+from rollalloc.drivers.trl.dataset import (
+    AUTO,
+    check_environments,
+    check_prompts,
+    check_read_by_rewards,
+    data_sets,
+    features_for,
+)
 from rollalloc.drivers.trl.generation import Generator
 from rollalloc.drivers.trl.loss_check import LossCheck, arguments_of
 from rollalloc.drivers.trl.movement import Movement
-from rollalloc.drivers.trl.recipe_features import AUTO, features_for
 from rollalloc.drivers.trl.rewards import RewardFunctions
-from rollalloc.drivers.trl.rollout import Rollout
+from rollalloc.drivers.trl.rollout import Rollout, decode, encode, parses
 from rollalloc.drivers.trl.step_metrics import (
     batch_figures,
     evaluated_figures,
@@ -146,6 +151,7 @@ class AllocatedGRPOTrainer(GRPOTrainer):
             tools=given.get("tools"),
             environment_factory=given.get("environment_factory"),
         )
+        self._is_unsloths = is_unsloths(self)
         self._loss_check = LossCheck(self, self._generator, wanted=check_loss)
         checks.check_stops(recipe, self._generator.can_stop)
         if recipe.reads_kl:
@@ -214,13 +220,14 @@ class AllocatedGRPOTrainer(GRPOTrainer):
             return own(model, inputs, *given, **named)
 
         def loss(rows: dict[str, Any]) -> Any:
-            if not is_unsloths(self):
+            if not self._is_unsloths:
                 return own(model, rows, *given, **named)
             laid, pad = laid_out(self, rows)
             with padded_by(self, pad):
                 return own(model, laid, *given, **named)
 
-        self._loss_check(inputs, loss)
+        if self._loss_check.due:
+            self._loss_check(inputs, loss)
         made = loss(inputs)
         self._finite.see(made)
         return made

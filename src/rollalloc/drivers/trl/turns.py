@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from rollalloc.drivers.trl.chats import decode
-from rollalloc.drivers.trl.rollout import Rollout
+from rollalloc.drivers.trl.rollout import Rollout, decode
 from rollalloc.generate.sampler import Generation
 
 _NO_PROMPT = [{"role": "user", "content": ""}]  # for a row without a prompt; the environment adds text
