@@ -5,6 +5,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterator
+from dataclasses import fields
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from importlib.metadata import packages_distributions
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import rollalloc
+from rollalloc.train.config import Config
 from test_tools import tool
 
 FLOORS = tool("way").FLOORS
@@ -170,3 +172,26 @@ def test_a_class_name_is_defined_once():
             modules.setdefault(name, set()).add(".".join(module))
     shared = {name: where for name, where in modules.items() if len(where) > 1}
     assert not shared
+
+
+def test_every_setting_of_a_run_is_read_where_it_acts():
+    """What only `Config` itself reads, to check or to write it, would be an option without effect."""
+    config = ROOT / "train" / "config.py"
+    [kind] = [node for node in ast.parse(config.read_text("utf-8")).body if getattr(node, "name", "") == "Config"]
+    makes_the_recipe = [node for node in ast.walk(kind) if getattr(node, "name", "") == "make_recipe"]
+    read = read_of(("self",), *makes_the_recipe)
+    for path in ROOT.rglob("*.py"):
+        if path != config:
+            read |= read_of(("config", "_config", "run"), ast.parse(path.read_text("utf-8")))
+    assert not sorted({each.name for each in fields(Config)} - read)
+
+
+def read_of(owners: tuple[str, ...], *trees: ast.AST) -> set[str]:
+    """Names of the attributes that are read of variables and attributes with one of these names."""
+    return {
+        node.attr
+        for tree in trees
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
+        if getattr(node.value, "id", getattr(node.value, "attr", None)) in owners
+    }
