@@ -25,8 +25,7 @@ from transformers import (
 from rollalloc.generate import sampler
 from rollalloc.generate.sampler import Request, draw, draw_keys, generate, stream, uniforms
 from rollalloc.models import likelihood
-from rollalloc.models.likelihood import completion_logprobs
-from rollalloc.models.policy import why_cache_is_unfit
+from rollalloc.models.likelihood import completion_logprobs, why_cache_is_unfit
 from rollalloc.models.settings import Sampling
 
 PAD, EOS, OTHER_EOS, VOCABULARY = 0, 1, 2, 24

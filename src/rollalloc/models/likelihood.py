@@ -1,4 +1,4 @@
-"""Log-probabilities of given completions by forward passes, and the contexts in which a model computes.
+"""Forward passes: log-probabilities of completions, the contexts in which a model computes, and whether its cache fits.
 
 The contexts put a model in eval mode (`evaluating`), save memory (`recomputing`), or replace its attention on CPUs by matrix
 products, for two cases in which PyTorch's fused attention is slower: decoding of one token at a time on several threads, and
@@ -33,6 +33,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from rollalloc.files.text import error_text
 
 KL_ROWS = 16  # number of rows on which trainers measure by how much an update changes the policy
 Tokens = Sequence[int]
@@ -431,3 +433,46 @@ def recomputing(model: nn.Module) -> Iterator[None]:
                 del layer.forward
             else:
                 layer.forward = forward
+
+
+def why_cache_is_unfit(model: PreTrainedModel) -> str | None:
+    """The reason why the sampler cannot generate with a model; None if it can.
+
+    The check lets the model fill a cache with two rows of two tokens, and selects three rows. Then every state in the
+    cache must have three rows. Keys and values pass this check. The state of linear attention does not, nor does a state
+    outside of the cache.
+    """
+    rows_B = torch.tensor([1, 0, 1], device=model.device)
+    ids_BS = torch.zeros((2, 2), dtype=torch.int64, device=model.device)
+    try:
+        cache = DynamicCache(config=model.config)
+        (name,) = given = cache_argument(model, cache)
+        with evaluating(model):
+            output = model(
+                input_ids=ids_BS,
+                position_ids=torch.arange(2, device=model.device).expand(2, 2),
+                **given,
+                use_cache=True,
+                logits_to_keep=1,
+            )
+    except (AttributeError, TypeError, ValueError) as error:
+        return f"a model that takes no cache ({error_text(error)})"
+    if getattr(output, name, None) is not cache:
+        return "a model that keeps its state outside the cache it is given"
+    layers: list[Any] = cache.layers
+    for layer in layers:
+        select = getattr(layer, "batch_select_indices", lambda rows_B: None)
+        select(rows_B)
+        if any(len(state) != len(rows_B) for state in _states(layer)):
+            return f"a cache whose rows cannot be selected and repeated ({type(layer).__name__})"
+    if max((layer.get_seq_length() for layer in layers if hasattr(layer, "get_seq_length")), default=0) != 2:
+        return "a cache that holds other tokens than the model was given"
+    return None
+
+
+def _states(layer: object) -> Iterator[Tensor]:
+    """All tensors with at least one axis in a layer of a cache, directly or in dictionaries."""
+    for value in vars(layer).values():
+        for held in value.values() if isinstance(value, dict) else [value]:
+            if isinstance(held, Tensor) and held.ndim:
+                yield held

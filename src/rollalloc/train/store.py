@@ -402,10 +402,10 @@ class RunFolder:
         if not self._checked:  # check only once, because trackers write files into the folder later
             self._claims.refuse_taken(_NEW_FOLDER)
             self._checked = True
-        if self.path.exists():
-            self.lock()
-        else:  # raise now, before the model is loaded
+        if not self.path.exists():  # nothing to lose; raise now, before the model is loaded, if it cannot be created
             refuse_read_only(self.path)
+            return
+        self.lock()
         held = self.held()
         if held is not None and not overwrite:
             raise FileExistsError(f"{self.path} holds {held}; {remedy}")

@@ -22,7 +22,7 @@ from trl import GRPOTrainer
 from rollalloc import recipes
 from rollalloc.drivers.trl.callback import load, read
 from rollalloc.drivers.trl.checkpoints import newest_whole, numbered
-from rollalloc.drivers.trl.checks import steps_per_batch
+from rollalloc.drivers.trl.generation import steps_per_batch
 
 pytestmark = pytest.mark.e2e
 

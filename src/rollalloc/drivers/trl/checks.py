@@ -19,6 +19,7 @@ from rollalloc.core.recipe import Recipe
 from rollalloc.core.rule import called
 from rollalloc.data.overlap import warn_of_shared
 from rollalloc.drivers.trl.dataset import check_conversations
+from rollalloc.drivers.trl.generation import steps_per_batch
 from rollalloc.drivers.trl.processes import is_sharded
 from rollalloc.drivers.trl.rewards import RewardFunctions, check_columns, how_to_name_a_metric
 from rollalloc.drivers.trl.unsloth import is_unsloths
@@ -63,24 +64,6 @@ def check_kernel(trainer: Any) -> None:
             "TRL 1.15 cannot train on a CPU: it computes log-probabilities by a kernel that needs a GPU; pip install "
             "'trl==1.16.*' or, for Unsloth, which needs TRL 1.15, import unsloth in the first line of the script"
         )
-
-
-def steps_per_batch(args: Any) -> int:
-    """The number of optimizer steps on each batch of the recipe, from TRL's settings alone.
-
-        steps_per_generation · num_iterations / gradient_accumulation_steps
-
-    Raises:
-        ValueError: the quotient is not a whole number.
-    """
-    passes, accumulated = args.steps_per_generation * args.num_iterations, args.gradient_accumulation_steps
-    if passes % accumulated:
-        raise ValueError(
-            "a batch of the recipe must be trained in whole optimizer steps, but steps_per_generation × num_iterations = "
-            f"{args.steps_per_generation} × {args.num_iterations} micro-batches are not a multiple of "
-            f"gradient_accumulation_steps={accumulated}; leave steps_per_generation unset, or change it"
-        )
-    return passes // accumulated
 
 
 def rows_per_group(recipe: Recipe) -> int | None:
@@ -398,6 +381,8 @@ def check_evaluated(dataset: Any, train: Any = None) -> None:
     Raises:
         ValueError: a column has the name of an argument that TRL passes to reward functions.
     """
+    if dataset is None:
+        return
     for name, each in (dataset if isinstance(dataset, dict) else {"": dataset}).items():
         check_columns(getattr(each, "column_names", None) or (), f"eval_dataset{name and f'[{name!r}]'}")
         check_prompt_forms(each, f"eval_dataset{name and f'[{name!r}]'}")

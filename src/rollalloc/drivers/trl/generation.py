@@ -22,8 +22,7 @@ from rollalloc.drivers.trl.rollout import Tokens, eos_ids
 from rollalloc.drivers.trl.turns import Turns
 from rollalloc.generate import sampler
 from rollalloc.generate.sampler import Generation, Request
-from rollalloc.models.likelihood import completion_logprobs, in_eval_mode
-from rollalloc.models.policy import why_cache_is_unfit
+from rollalloc.models.likelihood import completion_logprobs, in_eval_mode, why_cache_is_unfit
 from rollalloc.models.settings import Sampling
 
 log = logging.getLogger(__name__)
@@ -242,6 +241,24 @@ def logprobs_of(trainer: Any, model: Any, pairs: Sequence[tuple[Tokens, Tokens]]
 
 def _parts(rows: Sequence[_T], at_once: int) -> list[Sequence[_T]]:
     return [rows[start : start + at_once] for start in range(0, len(rows), at_once)]
+
+
+def steps_per_batch(args: Any) -> int:
+    """The number of optimizer steps on each batch of the recipe, from TRL's settings alone.
+
+        steps_per_generation · num_iterations / gradient_accumulation_steps
+
+    Raises:
+        ValueError: the quotient is not a whole number.
+    """
+    passes, accumulated = args.steps_per_generation * args.num_iterations, args.gradient_accumulation_steps
+    if passes % accumulated:
+        raise ValueError(
+            "a batch of the recipe must be trained in whole optimizer steps, but steps_per_generation × num_iterations = "
+            f"{args.steps_per_generation} × {args.num_iterations} micro-batches are not a multiple of "
+            f"gradient_accumulation_steps={accumulated}; leave steps_per_generation unset, or change it"
+        )
+    return passes // accumulated
 
 
 def widened(trainer: Any, filled: tuple[Tensor, Tensor], *, side: Literal["left", "right"]) -> tuple[Tensor, Tensor]:
