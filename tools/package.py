@@ -59,6 +59,7 @@ TRIES = {
     "rewards": ("import rollalloc.rewards.math",),
     "tasks": ("from rollalloc.tasks.gym import *; import reasoning_gym",),
     "lora": ("import peft, rollalloc.train.train",),
+    "gguf": ("import gguf, rollalloc.models.pretrained",),
     "smollm2": ("import gguf, rollalloc.models.pretrained",),
     "data": ("import datasets, rollalloc.data.prepare",),
     "track": ("import tensorboard",),

