@@ -19,7 +19,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from rollalloc.data.prompts import encode_prompts, load_prompts, write_prompts
 from rollalloc.models.policy import Policy
-from rollalloc.models.pretrained import MODELS, Packed, Published, make_model
+from rollalloc.models.pretrained import MODELS, Published, WheelFile, make_model
 
 gguf = pytest.importorskip("gguf", reason="the extra gguf is not installed")
 
@@ -95,8 +95,8 @@ def weights(original: LlamaForCausalLM, tmp_path_factory: pytest.TempPathFactory
     return path
 
 
-def packed(name: str, content: bytes, *parts: tuple[str, str]) -> Packed:
-    return Packed(name, parts, len(content), sha256(content).hexdigest())
+def packed(name: str, content: bytes, *parts: tuple[str, str]) -> WheelFile:
+    return WheelFile(name, parts, len(content), sha256(content).hexdigest())
 
 
 def wheel_of(folder: Path, package: str, files: dict[str, bytes]) -> Path:

