@@ -45,6 +45,11 @@ of its prompts at 8M) and outside the clock.
   together, and train one at a time, so that each is alone on the GPU and the seconds of all are compared. Beside these,
   if time is left, without vLLM and in a crowd, to see whether the settings of stock were its best: n = 8, 32 rows in a
   step, and `adam_beta2=0.95`, each at 2e-5 on seeds 200 to 202.
+- Gemma 3 270M, a second pretrained family, planned on 2026-11-29 at 01:30 before any run of it: `run 270m ARM RATE 200 OUT`
+  on one thread of a CPU, autocast to bfloat16 on both sides, without a warm-up, on few-shot questions
+  (rollalloc_lab.tasks.shots), of which the untrained model was seen to solve some: 96 held-out prompts in float32 every 128
+  rollouts, 384 rollouts a run. Stock with n = 4 and `line` at 2e-5, then both at 4e-5; the better rate of each counts, by
+  its last accuracy. One seed, so there is no interval, and the rates are chosen on the seed that is told.
 - Stock: 64 rows in a step, in groups of 4, 8 and 16. Ours: `recipes.reinforce(groups=32)`, which is 32 rows in a step.
 - Rates, four for each arm at 0.15M: 1.5e-4, 3e-4, 6e-4, 1.2e-3.
   Tuning seed 100. A tuning run ends at the target, or without
@@ -138,7 +143,7 @@ from rollalloc.tasks.presets import task_files
 from rollalloc.tasks.skills import Skills, SkillsConfig
 from rollalloc.tasks.tiny import Shape, WarmUp, save_warm_model, word_tokenizer
 from rollalloc.train.loading import one_thread
-from rollalloc_lab.tasks import ladder
+from rollalloc_lab.tasks import ladder, shots
 from rollalloc_lab.tasks.rungs import RUNGS
 from trl_driver import config
 
@@ -162,6 +167,7 @@ class Size:
         target: held-out accuracy.
         bf16: whether both sides compute in bfloat16 by autocast, with weights in float32, on a GPU if there is one.
         vllm: whether both sides generate with vLLM, in the process that trains.
+        most: rollouts at which a run ends without the target; None: twice `least`.
         chosen: rate of each arm, if nothing is tuned at this size.
     """
 
@@ -176,6 +182,7 @@ class Size:
     target: float = 0.85
     bf16: bool = False
     vllm: bool = False
+    most: int | None = None
     chosen: Mapping[str, float] = field(default_factory=dict[str, float])
 
     @property
@@ -214,6 +221,18 @@ SIZES = {
         bf16=True,
     ),
 }
+SIZES["270m"] = Size(
+    about="Gemma 3 270M, few-shot questions, CPU",
+    rates=(2e-5, 4e-5),
+    final=(200,),
+    least=384,
+    most=384,
+    every=128,
+    heldout=96,
+    arms=("stock-4", "line"),
+    target=0.9,
+    bf16=True,
+)
 SIZES["135m-vllm"] = replace(
     SIZES["135m"],
     about="SmolLM2-135M, short questions, H100, vLLM",
@@ -351,6 +370,8 @@ def files_of(size: str, tasks: Path) -> TaskFiles:
     """The files of a size's task, made in the folder if missing."""
     if size.startswith("135m"):
         return ladder.prepare(tasks / "ladder", RUNGS["135m"], device=SIZES[size].device)
+    if size == "270m":
+        return shots.prepare(tasks / "shots")
     task = task_files("skills/late", tasks)
     return replace(task, model=model_8m(tasks)) if size == "8m" else task
 
@@ -428,7 +449,7 @@ class Watch(TrainerCallback):
         reached = len(self.points) > 1 and not to_target(self.points, self.size.target).censored
         if self.tunes:
             return reached or paid >= 1.5 * self.size.least
-        return paid >= 2 * self.size.least or (paid >= self.size.least and reached)
+        return paid >= (self.size.most or 2 * self.size.least) or (paid >= self.size.least and reached)
 
     def _evaluate(self, step: int) -> None:
         now = clocks()
@@ -439,6 +460,7 @@ class Watch(TrainerCallback):
             chance_N, _ = exact_answers(policy.model, self.task.prompts, self.task.answers, pad_id=policy.pad_id)
         accuracy = float(chance_N.mean())
         self.points.append(Point(self.reward.rollouts, self.reward.tokens, seconds, cpu, step, accuracy))
+        print(self.points[-1], flush=True)
         self._away = [away + after - before for away, after, before in zip(self._away, clocks(), now, strict=True)]
 
 
