@@ -9,7 +9,7 @@ import pytest
 
 from rollalloc.data.prompts import load_prompts
 from rollalloc.models.policy import Policy
-from rollalloc.tasks.tiny import Shape, tiny_model, word_tokenizer
+from rollalloc.tasks.tiny import Shape, character_tokenizer, tiny_model
 from rollalloc_lab.tasks.shots import FAMILIES, Shots, prepare
 
 SHOTS = Shots(train=40, heldout=12)
@@ -43,9 +43,9 @@ def test_more_questions_than_there_are_are_refused() -> None:
 def test_the_model_ends_its_answers_with_a_line(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="rollalloc model gemma3 "):
         prepare(tmp_path, SHOTS)
-    tokenizer = word_tokenizer([*"0123456789+=,()abcdefghijrevs", "\n"])
-    tiny_model(Shape(hidden=32, layers=1), tokenizer).save_pretrained(tmp_path / "gemma3")
-    tokenizer.save_pretrained(tmp_path / "gemma3")
+    tokenizer = character_tokenizer(["0123456789+=,()abcdefghijrevs\n"], [])
+    for each in (tokenizer, tiny_model(tokenizer, Shape(hidden=32, layers=1))):
+        each.save_pretrained(tmp_path / "gemma3")
     files = prepare(tmp_path, SHOTS)
     policy = Policy.load(files.model, device="cpu")
     assert policy.tokenizer.decode(policy.eos_ids) == "\n"
