@@ -86,13 +86,13 @@ def check_run(config: Config, like: CheckedRun | None = None) -> CheckedRun:
 
 def _refuse_less_than_a_batch(recipe: Recipe, prompts: int, seed: int) -> None:
     """Raise a ValueError if the budget is too small for the first batch. The run would end without training."""
-    begun = Allocator(recipe, prompts, seed).ask()
+    budget = recipe.budget.run_rollouts
+    begun = Allocator(recipe, prompts, seed).ask(capacity=budget or 0)
     if begun.finished is not None:
         raise ValueError(
             f"max_rollouts is too small for even one group ({begun.finished}); raise it, or make the groups smaller with "
             "--set"
         )
-    budget = recipe.budget.run_rollouts
     if budget is None or len(begun.generate) >= recipe.groups:
         return
     # Fewer groups than a batch has: either the recipe wants no more yet, or the budget has no room for more.
