@@ -14,3 +14,10 @@ def test_every_command_and_recipe_is_in_the_reference():
         assert f"## rollalloc {name}\n" in commands
     assert all(f"\n## {name}\n" in recipes for name in reference.RECIPES)
     assert "| `n_pilot` | `4` |" in recipes
+    assert "| `retire_at` | success rate" in recipes
+
+
+def test_no_parameter_of_a_recipe_lacks_its_meaning():
+    rows = [line for line in tool("reference").recipes().splitlines() if line.startswith("| `")]
+    assert len(rows) > 100
+    assert [row for row in rows if row.endswith("|  |")] == []

@@ -18,7 +18,7 @@ import typer
 
 from rollalloc.cli.app import app
 from rollalloc.cli.recipes import explained_parameters
-from rollalloc.named import RECIPES, REQUIRED, defaults_of, functions_of
+from rollalloc.named import COMMON, RECIPES, REQUIRED, defaults_of
 
 ROOT = Path(__file__).parents[1]
 _MADE = "This page is made from the code by `python tools/reference.py --write`."
@@ -66,17 +66,17 @@ def recipes() -> str:
         "# Recipes and their parameters", "", _MADE,
         "In Python, they are arguments of `rollalloc.recipes.NAME`; on the command line, `--recipe NAME --set KEY=VALUE`;",
         "under verl, keys such as `+trainer.v1.rollalloc.n_pilot=4`. [PAPERS.md](../PAPERS.md) names the papers.", "",
+        "By name, every recipe also takes these:", "",
+        "| parameter | what it is |", "|---|---|", *(f"| `{key}` | {_cell(text)} |" for key, text in COMMON.items()), "",
     ]  # fmt: skip
     for name, function in RECIPES.items():
         lines += [f"## {name}", "", _paragraphs(_before_sections(function)), ""]
-        explained: dict[str, str] = {}
-        for part in functions_of(name).values():
-            for key, text in explained_parameters(part).items():
-                explained.setdefault(key, text)
+        explained = explained_parameters(name)
+        own = {key: default for key, default in defaults_of(name).items() if key not in COMMON}
         lines += ["| parameter | default | what it is |", "|---|---|---|"]
-        for key, default in defaults_of(name).items():
+        for key, default in own.items():
             shown = "required" if default is REQUIRED else f"`{default}`"
-            lines.append(f"| `{key}` | {_cell(shown)} | {_cell(explained.get(key, ''))} |")
+            lines.append(f"| `{key}` | {_cell(shown)} | {_cell(explained[key])} |")
         lines.append("")
     return "\n".join(lines).rstrip() + "\n"
 

@@ -50,15 +50,12 @@ def _list_all() -> None:
 
 
 def _explain(name: str) -> None:
-    from rollalloc.named import COMMON, REQUIRED, defaults_of, functions_of
+    from rollalloc.named import REQUIRED, defaults_of, functions_of
 
-    defaults = defaults_of(name)
+    defaults, explained = defaults_of(name), explained_parameters(name)
     console = Console()
-    explained = dict(COMMON)
     for part, function in functions_of(name).items():
         console.print(f"{part}: {_before_arguments(function)}\n", markup=False, highlight=False)
-        for key, text in explained_parameters(function).items():
-            explained.setdefault(key, text)
     table = Table(show_lines=True)
     for heading in ("parameter", "default", "what it is"):
         table.add_column(heading, no_wrap=heading == "parameter")
@@ -68,7 +65,18 @@ def _explain(name: str) -> None:
     console.print("On the command line: --set PARAMETER=VALUE; repeatable.", markup=False, highlight=False)
 
 
-def explained_parameters(function: Any) -> Mapping[str, str]:
+def explained_parameters(name: str) -> Mapping[str, str]:
+    """One line for each parameter of a recipe or a mixture; of one that several parts have, the first part's."""
+    from rollalloc.named import COMMON, functions_of
+
+    explained = dict(COMMON)
+    for function in functions_of(name).values():
+        for key, text in _parameters_of(function).items():
+            explained.setdefault(key, text)
+    return explained
+
+
+def _parameters_of(function: Any) -> Mapping[str, str]:
     """One line for each parameter, from `Args:` in a recipe function's docstring; empty without that section.
 
     If an explanation ends with a reference to another recipe ("see `other`"), that recipe's explanation is returned.
