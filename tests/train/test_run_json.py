@@ -8,11 +8,15 @@ import pytest
 
 import rollalloc
 from rollalloc.compare.compare import is_finished
+from rollalloc.data import prompts
 from rollalloc.data.prompts import write_prompts
+from rollalloc.files.names import ENCODED
 from rollalloc.models.policy import Policy
 from rollalloc.models.settings import Clip, Loss
 from rollalloc.runs.reader import read_metrics
+from rollalloc.train import store
 from rollalloc.train.config import Schedule, read_config
+from rollalloc.train.store import RunFolder
 from rollalloc.train.train import train
 from tiny_policy import killed_after
 
@@ -92,6 +96,26 @@ def test_a_run_that_came_to_no_checkpoint_begins_again_and_no_other_does(run_of,
     with pytest.raises(FileExistsError, match="a run that has not ended, without a checkpoint"):
         train(run_of(seed=1), tmp_path, resume=True)
     assert train(run, tmp_path, resume=True).startswith("the budget of ")
+
+
+@pytest.mark.parametrize(("least", "encoded"), [(1, [0, 20]), (1000, [80, 20])])
+def test_a_resumed_run_encodes_none_of_many_prompts_again(run_of, tmp_path, monkeypatch, least, encoded):
+    """Of 80 prompts and 20 held-out ones. Ids are kept of at least `least` prompts, and go with the run's model."""
+    monkeypatch.setattr(store, "LEAST_PROMPTS", least)
+    run, counts, plain = run_of(checkpoint_every=1), [], prompts.encode_each
+    with pytest.raises(KeyboardInterrupt):
+        train(run, tmp_path, killed_after(2))
+    assert (tmp_path / ENCODED).exists() == (least == 1)
+
+    def counted(tokenizer, texts, *more, **named):
+        counts.append(len(texts))
+        return plain(tokenizer, texts, *more, **named)
+
+    monkeypatch.setattr(prompts, "encode_each", counted)
+    train(run, tmp_path, resume=True)
+    assert counts == encoded
+    RunFolder(tmp_path).slim()
+    assert not (tmp_path / ENCODED).exists()
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "3", "[" * 100_000])

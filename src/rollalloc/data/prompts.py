@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from rollalloc.core.prompts import PromptTable
 from rollalloc.data._files import read_rows, write_rows
+from rollalloc.data.encoded_file import digest_of, encoder_digest, read_encoded
 from rollalloc.data.encoding import check_template_arguments, encode_each
 from rollalloc.rewards.function import Sample
 
@@ -232,6 +233,7 @@ def encode_prompts(
     max_new_tokens: int = 0,
     overlong: Literal["error", "drop"] = "error",
     template_args: Mapping[str, Any] | None = None,
+    kept: Path | None = None,
 ) -> EncodedPrompts:
     """Encode all prompts with `encoding.encode_each`, and check that prompt and completion fit into the context.
 
@@ -243,6 +245,8 @@ def encode_prompts(
         overlong: what to do with prompts of more than `context - max_new_tokens` tokens. "error": raise an error. "drop":
             leave them out and count them in `dropped["overlong"]`.
         template_args: further arguments of the chat template, for example `{"enable_thinking": False}`.
+        kept: a file with the token ids of prompts (`encoded_file`), from which those that it has are taken. It need not
+            exist.
 
     Raises:
         ValueError: a prompt has no tokens, or cannot be tokenized or rendered; there are messages but no chat template; a
@@ -253,7 +257,13 @@ def encode_prompts(
     template_args = template_args or {}
     check_template_arguments(template_args)
     keys = prompt_set.keys
-    tokens = encode_each(tokenizer, prompt_set.prompts, lambda row: f"prompt {keys[row]!r}", arguments=template_args)
+    known = {} if kept is None else read_encoded(kept, encoder_digest(tokenizer, template_args))
+    tokens: list[tuple[int, ...]] = [known.get(digest_of(prompt), ()) if known else () for prompt in prompt_set.prompts]
+    rows = [row for row, ids in enumerate(tokens) if not ids]
+    new = [prompt_set.prompts[row] for row in rows]
+    made = encode_each(tokenizer, new, lambda at: f"prompt {keys[rows[at]]!r}", arguments=template_args)
+    for row, ids in zip(rows, made, strict=True):
+        tokens[row] = ids
     room = math.inf if context is None else context - max_new_tokens
     if context is not None:
         refuse_longer(max_new_tokens, context)

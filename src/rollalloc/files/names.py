@@ -2,6 +2,7 @@
 
 METRICS, ROLLOUTS, REWARDS = "metrics.jsonl", "rollouts.jsonl", "rewards.json"
 DECISIONS = "decisions.jsonl"
+ENCODED = "encoded.safetensors"  # token ids of the prompts
 DESCRIPTION, MODEL, ALLOCATOR, FEATURES = "run.json", "model", "allocator.json", "features.safetensors"
 CHECKPOINTS = "checkpoints"
 PROFILE, PROMPTS, ANSWERS = "profile.json", "prompts.jsonl", "answers.jsonl"

@@ -21,7 +21,7 @@ from rollalloc.data.feature_blocks import Features
 from rollalloc.data.feature_file import holds_features, read_features
 from rollalloc.data.overlap import MOST_SHARED, normalised, repeated, same_text
 from rollalloc.data.prompts import EncodedPrompts, PromptSet, encode_prompts, load_prompts, refuse_longer
-from rollalloc.files.names import FEATURES
+from rollalloc.files.names import ENCODED, FEATURES
 from rollalloc.models.featurizer import features_of, weights_digest
 from rollalloc.models.policy import Policy, context_of, peft_module, usable_device
 from rollalloc.rewards.function import RewardFunction, load_reward
@@ -217,8 +217,8 @@ def loaded_reward(reward: str) -> RewardFunction:
         raise ImportError(f"{reward} cannot be loaded, {what}") from error
 
 
-def encoded(config: Config, policy: Policy, prompts: PromptSet) -> EncodedPrompts:
-    """Encode the prompts as tokens of the policy.
+def encoded(config: Config, policy: Policy, prompts: PromptSet, resumed: Path | None = None) -> EncodedPrompts:
+    """Encode the prompts as tokens of the policy. `resumed`: the folder of a run that is resumed and may have saved them.
 
     Raises:
         ValueError: a prompt cannot be encoded, or the tokenizer belongs to another model.
@@ -230,6 +230,7 @@ def encoded(config: Config, policy: Policy, prompts: PromptSet) -> EncodedPrompt
         max_new_tokens=config.sampling.max_new_tokens,
         overlong="drop" if config.drop_overlong else "error",
         template_args=template_arguments(config.chat_template_args),
+        kept=None if resumed is None else resumed / ENCODED,
     )
     for key, tokens in zip(encoded_prompts.prompt_set.keys, encoded_prompts.tokens, strict=True):
         policy.refuse_unknown(tokens, f"prompt {key!r}")

@@ -31,6 +31,7 @@ from rollalloc.core.events import Batch
 from rollalloc.core.packing import differences
 from rollalloc.core.recipe import Budget
 from rollalloc.core.saved_state import another
+from rollalloc.data.encoded_file import LEAST_PROMPTS, MOST_TOKENS, encoder_digest, write_encoded
 from rollalloc.data.feature_blocks import Features
 from rollalloc.data.feature_file import save_features
 from rollalloc.data.prompts import EncodedPrompts
@@ -40,6 +41,7 @@ from rollalloc.files.names import (
     CHECKPOINTS,
     DECISIONS,
     DESCRIPTION,
+    ENCODED,
     FEATURES,
     METRICS,
     MODEL,
@@ -318,7 +320,19 @@ def sha(value: Any) -> str:
 
 _PARTIAL = ".unfinished-model"
 # Everything that a run writes, except the files of trackers. The metrics, which mark a run's folder, are written first.
-_NAMES = (METRICS, DESCRIPTION, ROLLOUTS, DECISIONS, REWARDS, ALLOCATOR, FEATURES, MODEL, _PARTIAL, CHECKPOINTS)
+_NAMES = (
+    METRICS,
+    DESCRIPTION,
+    ROLLOUTS,
+    DECISIONS,
+    REWARDS,
+    ALLOCATOR,
+    FEATURES,
+    ENCODED,
+    MODEL,
+    _PARTIAL,
+    CHECKPOINTS,
+)
 _PRODUCTS = (MODEL, ALLOCATOR, ROLLOUTS, DECISIONS)
 _NEW_FOLDER = "give a new or empty folder (--out)"
 _REMEDY = "give another folder (--out), or move it away"
@@ -440,6 +454,16 @@ class RunFolder:
         self._claims.add({FEATURES})
         save_features(self.path / FEATURES, keys, features)
 
+    def save_encoded(self, prompts: EncodedPrompts, tokenizer: Any) -> None:
+        """Save the token ids of many prompts for a resumed run, because encoding takes longer than reading them."""
+        if len(prompts.tokens) < LEAST_PROMPTS or sum(map(len, prompts.tokens)) > MOST_TOKENS:
+            return
+        encoder = encoder_digest(tokenizer, prompts.template_args)
+        if encoder is None:
+            return
+        self._claims.add({ENCODED})
+        write_encoded(self.path / ENCODED, encoder, prompts.prompt_set.prompts, prompts.tokens)
+
     def save_model(self, model: Saves) -> None:
         """Write the model completely or not at all. It replaces only an earlier model of a run.
 
@@ -474,7 +498,7 @@ class RunFolder:
         self.lock()
         checkpoint.remove_all(self.path)
         names = {name for name in self._claims.names() if name.startswith(f"{MODEL}/")}
-        self._claims.remove({*names, MODEL, ALLOCATOR, FEATURES, CHECKPOINTS})
+        self._claims.remove({*names, MODEL, ALLOCATOR, FEATURES, ENCODED, CHECKPOINTS})
 
     def _inside(self, folder: str) -> list[str]:
         """The files in a folder of the run."""

@@ -96,7 +96,7 @@ def train(
         )
         with listening as listen, scorer_of(config) as scorer:
             policy = Policy.load(config.model, device=config.device)
-            train_prompts = encoded(config, policy, checked.prompts)
+            train_prompts = encoded(config, policy, checked.prompts, folder if resumes else None)
             if config.engine == "async":
                 refuse_unfit_model(policy.model, train_prompts.tokens, config.sampling, config.streaming)
             heldout = None if checked.heldout is None else held_out_of(config, policy, checked.heldout)
@@ -114,6 +114,7 @@ def train(
                 trainer.resume(accept_recipe=accept_recipe, accept_data=accept_data)
             else:
                 place.begin(overwrite=overwrite)
+                place.save_encoded(train_prompts, policy.tokenizer)
             write_config(config, folder)
             return trainer.run()
 
