@@ -159,7 +159,8 @@ def _lora(options: RunOptions) -> Lora | None:
 def _canonical(arguments: str | None) -> str | None:
     """A JSON object with sorted keys, so that equal runs have equal descriptions; None for an empty object."""
     with option_named("--chat-template-args"):
-        return json.dumps(template_arguments(arguments), sort_keys=True) if template_arguments(arguments) else None
+        given = template_arguments(arguments)
+    return json.dumps(given, sort_keys=True) if given else None
 
 
 def model_name(text: str) -> str:
