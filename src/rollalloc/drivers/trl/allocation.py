@@ -19,9 +19,9 @@ from rollalloc.core.events import Actions, Batch, Cancelled, Order, Row, Updated
 from rollalloc.core.prompts import PromptTable
 from rollalloc.core.recipe import Recipe, doubts
 from rollalloc.drivers.trl.dataset import Blocks, check_key, keyed, rows_of
+from rollalloc.drivers.trl.distributed import by_all, uninterrupted
 from rollalloc.drivers.trl.generation import Generator
 from rollalloc.drivers.trl.movement import Movement
-from rollalloc.drivers.trl.processes import by_all, uninterrupted
 from rollalloc.drivers.trl.rewards import RewardFunctions
 from rollalloc.drivers.trl.rollout import Rollout, decode, encode
 from rollalloc.generate.outcomes import RolloutResult, mostly_unscored, no_scores, tell, uncertainty_of

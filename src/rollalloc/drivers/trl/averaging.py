@@ -12,8 +12,8 @@ from torch import Tensor
 from transformers import TrainerCallback
 
 from rollalloc.core.recipe import at_least
+from rollalloc.drivers.trl.distributed import is_sharded, uninterrupted
 from rollalloc.drivers.trl.generation import steps_per_batch
-from rollalloc.drivers.trl.processes import is_sharded, uninterrupted
 from rollalloc.models.checkpoint import TRAINED
 from rollalloc.models.weights import check_weights, kept_share, load_weights, trained, weights_of
 

@@ -31,8 +31,8 @@ from rollalloc.drivers.trl.checkpoints import (
 )
 from rollalloc.drivers.trl.checks import check_saving
 from rollalloc.drivers.trl.dataset import keyed
+from rollalloc.drivers.trl.distributed import uninterrupted
 from rollalloc.drivers.trl.generation import steps_per_batch
-from rollalloc.drivers.trl.processes import uninterrupted
 from rollalloc.drivers.trl.rollout import Rollout
 from rollalloc.generate.sampler import pack_generations, unpack_generations
 from rollalloc.models import checkpoint

@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers import TrainerCallback
 from transformers.trainer import TRAINER_STATE_NAME
 
-from rollalloc.drivers.trl.processes import is_sharded, local_part
+from rollalloc.drivers.trl.distributed import is_sharded, local_part
 from rollalloc.models import checkpoint
 from rollalloc.models.weights import Diverged, check_figures, first_not_finite, in_batch, trained
 

@@ -19,8 +19,8 @@ from rollalloc.core.recipe import Recipe
 from rollalloc.core.rule import called
 from rollalloc.data.overlap import warn_of_shared
 from rollalloc.drivers.trl.dataset import check_conversations
+from rollalloc.drivers.trl.distributed import is_sharded
 from rollalloc.drivers.trl.generation import steps_per_batch
-from rollalloc.drivers.trl.processes import is_sharded
 from rollalloc.drivers.trl.rewards import RewardFunctions, check_columns, how_to_name_a_metric
 from rollalloc.drivers.trl.unsloth import is_unsloths
 from rollalloc.models.settings import Clip

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from rollalloc.core.prompts import PromptTable
 from rollalloc.core.recipe import Recipe
 from rollalloc.data.feature_file import read_features
-from rollalloc.drivers.trl.processes import is_sharded
+from rollalloc.drivers.trl.distributed import is_sharded
 from rollalloc.drivers.trl.rewards import RewardFunctions, passed
 from rollalloc.drivers.trl.rollout import encode
 from rollalloc.models.featurizer import features_of

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from trl import GRPOTrainer
 
-from rollalloc.drivers.trl.processes import called, in_step, is_sharded, model_to_call
+from rollalloc.drivers.trl.distributed import called, in_step, is_sharded, model_to_call
 from rollalloc.drivers.trl.rollout import Tokens, eos_ids
 from rollalloc.drivers.trl.turns import Turns
 from rollalloc.generate import sampler

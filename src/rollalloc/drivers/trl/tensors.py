@@ -13,8 +13,8 @@ from torch import Tensor
 from trl.trainer.utils import use_adapter
 
 from rollalloc.core.events import Batch, Row
+from rollalloc.drivers.trl.distributed import model_to_call
 from rollalloc.drivers.trl.generation import Generator, logprobs_of, steps_per_batch, widened
-from rollalloc.drivers.trl.processes import model_to_call
 from rollalloc.drivers.trl.rollout import Rollout, Tokens, idle_rollout
 from rollalloc.models.likelihood import padded
 from rollalloc.models.settings import Clip
