@@ -23,7 +23,7 @@ JOBS   ?= 2
 # `make types` checks the other types. `make test` also tests what the predictor is worth and how answers are compared.
 TYPED  := $(addprefix src/rollalloc/,core rules recipes predict testing named.py)
 UNIT   := $(addprefix tests/,core rules predict conformance recipes rewards/test_function.py test_house.py) \
-	--ignore tests/predict/test_worlds.py
+	--ignore tests/predict/test_predictor_worlds.py
 
 VERL   := .venv-verl/bin/python -m pip --quiet --disable-pip-version-check
 UNSLOTH := .venv-unsloth/bin/python -m pip --quiet --disable-pip-version-check

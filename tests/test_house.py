@@ -16,6 +16,7 @@ import pytest
 import rollalloc
 from rollalloc.train.config import Config
 from test_tools import tool
+from tiers import patterns
 
 FLOORS = tool("way").FLOORS
 ROOT = Path(rollalloc.__file__).parent
@@ -195,3 +196,27 @@ def read_of(owners: tuple[str, ...], *trees: ast.AST) -> set[str]:
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
         if getattr(node.value, "id", getattr(node.value, "attr", None)) in owners
     }
+
+
+ACROSS = Path(__file__).with_name("across.txt")
+
+
+def test_a_file_of_tests_is_named_after_what_it_tests():
+    """Or it stands in tests/across.txt, with the reason; and nothing stands there that is gone or has such a name."""
+    top = ACROSS.parents[1]
+    homes = {top / "tests": ROOT, top / "lab" / "tests": top / "lab" / "src" / "rollalloc_lab"}
+    unlike = {
+        path.relative_to(top).as_posix()
+        for tests, sources in homes.items()
+        for path in tests.rglob("*/test_*.py")
+        if not mirrors(path.stem, sources / path.relative_to(tests).parent)
+    }
+    assert unlike == set(patterns(ACROSS.read_text("utf-8")))
+
+
+def mirrors(name: str, sources: Path) -> bool:
+    """Whether test_Y or test_Y_MORE is named after a module or a folder of this folder."""
+    words = name.removeprefix("test_").split("_")
+    begins = ["_".join(words[:count]) for count in range(1, len(words) + 1)]
+    places = [sources / f"{private}{begin}" for begin in begins for private in ("", "_")]
+    return any(place.is_dir() or place.with_suffix(".py").is_file() for place in places)

@@ -59,7 +59,7 @@ def test_visits_of_one_prompt_are_resampled_together():
 
 
 @given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)).filter(any), min_size=1, max_size=40))
-def test_whatever_the_counts_it_is_a_distribution_and_groups_gain_variance_with_size(counts):
+def test_fitted_rates_are_a_distribution_and_groups_gain_variance_with_size(counts):
     hits, misses = np.array(counts).T
     found = fit_rates(hits, hits + misses, resamples=5)
     assert found.weight_K.sum() == pytest.approx(1)

@@ -179,7 +179,7 @@ anything = st.recursive(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(["data_source", "prompt", "reward_model", "extra_info"]), anything, st.booleans())
-def test_whatever_stands_in_a_row_is_loaded_or_named(tmp_path, field, value, deep):
+def test_every_row_is_loaded_or_named(tmp_path, field, value, deep):
     path, odd = tmp_path / "a.jsonl", row(index=1)
     if deep and isinstance(odd[field], dict):
         odd[field] = {"index": value, "prior": value, "ground_truth": value}

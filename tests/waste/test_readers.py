@@ -563,7 +563,7 @@ def test_ours_rollouts_and_accounts_of_a_run_agree():
 # what is no log
 
 
-def test_nothing_there_is_named(tmp_path):
+def test_a_path_without_a_log_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="no such file"):
         read_log(tmp_path / "none")
     with pytest.raises(FileNotFoundError):

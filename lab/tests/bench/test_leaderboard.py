@@ -160,7 +160,7 @@ def test_another_run_in_the_place_of_a_cells_is_refused(tmp_path):
         board_of(tmp_path)
 
 
-def test_whatever_a_plan_holds_is_shown_and_acts_on_nothing(tmp_path):
+def test_texts_of_a_plan_are_shown_and_act_on_nothing(tmp_path):
     hostile = "<img src=x onerror=alert(1)>|`x`\u202e"
     plan = replace(SMOKE, contestants=(SMOKE.contestants[0], replace(SMOKE.contestants[1], label=hostile)))
     plan = replace(plan, made_with={"processor": hostile, "torch": "2"})

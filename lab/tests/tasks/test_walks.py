@@ -31,7 +31,7 @@ CONFIG = walks.WalksConfig(side=5, train=60, heldout=20, warm_up=WarmUp(steps=4,
         ("", 0.0),
     ],
 )
-def test_what_is_right(answer, score):
+def test_an_answer_that_leads_to_the_goal_is_right(answer, score):
     assert walks.compute_score("walks/late", answer, MAZE) == score
 
 

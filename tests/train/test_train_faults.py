@@ -1,6 +1,6 @@
 """Faults of the reward while a run goes on: late, hanging, dying, flooding, always failing.
 
-Those of the disk and of the process itself are in test_checkpoint.py.
+Those of the disk and of the process itself are in test_store_checkpoints.py.
 """
 
 import json
