@@ -74,7 +74,7 @@ mutants: .venv/ready
 # The driver's tests with the oldest TRL that it goes with; what else that one needs is in the environment.
 test-trl-oldest: .trl-1.0/ready
 	PYTHONPATH=.trl-1.0 .venv/bin/python -m pytest tests/drivers/trl -m "not e2e and not slow and not learning" \
-		--deselect tests/drivers/trl/test_processes.py $(if $(ONLY),-k "$(ONLY)")
+		--deselect tests/drivers/trl/test_distributed.py $(if $(ONLY),-k "$(ONLY)")
 
 .trl-1.0/ready: .venv/ready
 	$(PIP) --no-deps --target .trl-1.0 trl==1.0.0 jmespath requests urllib3 charset-normalizer idna certifi

@@ -38,7 +38,7 @@ KINDS: dict[str, dict[str, str]] = {
 # nor on what a hardly trained model happens to sample by it.
 WITHOUT = {"cli", "core", "files", "recipes", "rewards", "rules", "runs", "rounding", "shown", "simulate", "waste"}
 # And of the tier `e2e` what computes the same in two ways.
-E2E = ("tests/drivers/trl/test_processes.py",)
+E2E = ("tests/drivers/trl/test_distributed.py",)
 
 PROBE = """
 import hashlib, numpy, torch
