@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from rollalloc import recipes
 from rollalloc.data.prompts import EncodedPrompts, PromptSet
@@ -44,30 +44,43 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+SIZES: dict[str, Any] = {
+    "vocab_size": len(word_tokenizer(WORDS)),
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 32,
+    "initializer_range": 0.3,
+    "bos_token_id": None,
+    "eos_token_id": EOS_ID,
+    "pad_token_id": PAD_ID,
+}
+
+
 def tiny_model(seed: int = 1) -> LlamaForCausalLM:
     """A random Llama over `WORDS`: one layer of width 16, confident enough that rollouts differ from each other."""
-    config = LlamaConfig(
-        vocab_size=len(word_tokenizer(WORDS)),
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        max_position_embeddings=32,
-        initializer_range=0.3,
-        bos_token_id=None,
-        eos_token_id=EOS_ID,
-        pad_token_id=PAD_ID,
-    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return LlamaForCausalLM(config)
+        return LlamaForCausalLM(LlamaConfig(**SIZES, num_hidden_layers=1, num_key_value_heads=2))
 
 
-def make_policy(seed: int = 1) -> Policy:
-    """`tiny_model` with its tokenizer."""
+def tiny_gemma3(seed: int = 1) -> Gemma3ForCausalLM:
+    """A random Gemma 3 over `WORDS`: five layers that see the last three tokens, and one that sees all."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        config = Gemma3TextConfig(
+            **SIZES, num_hidden_layers=6, num_key_value_heads=1, head_dim=8, query_pre_attn_scalar=8, sliding_window=3
+        )
+        return Gemma3ForCausalLM(config)
+
+
+MODELS: Mapping[str, Callable[..., PreTrainedModel]] = {"llama": tiny_model, "gemma3": tiny_gemma3}
+
+
+def make_policy(seed: int = 1, family: str = "llama") -> Policy:
+    """A random model of the family with its tokenizer."""
     tokenizer = word_tokenizer(WORDS)
-    return Policy(tiny_model(seed).eval(), tokenizer, (EOS_ID,), PAD_ID, 32, len(tokenizer))
+    return Policy(MODELS[family](seed).eval(), tokenizer, (EOS_ID,), PAD_ID, 32, len(tokenizer))
 
 
 def make_prompts(count: int) -> EncodedPrompts:

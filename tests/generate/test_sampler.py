@@ -5,6 +5,7 @@
 import re
 from contextlib import contextmanager, suppress
 from copy import deepcopy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -47,6 +48,7 @@ SIZES = {
     "eos_token_id": EOS,
     "bos_token_id": None,
 }
+HEADER = tuple(3 + (5 * at) % 19 for at in range(20))
 ROLLOUTS = [rollout for request in REQUESTS for rollout in request.rollouts]
 
 
@@ -140,7 +142,13 @@ def threads(request, one_thread):
         Qwen2Config(**SIZES | {"num_key_value_heads": 1}),
         # Two layers of attention over the last four positions only.
         MistralConfig(**SIZES, sliding_window=4),
-        Gemma3TextConfig(**SIZES, head_dim=8, sliding_window=4, layer_types=["sliding_attention", "full_attention"]),
+        # Five layers of the last four positions and one of all, with one head of keys and positions of their own kind.
+        Gemma3TextConfig(
+            **SIZES | {"num_hidden_layers": 6, "num_key_value_heads": 1},
+            head_dim=8,
+            query_pre_attn_scalar=8,
+            sliding_window=4,
+        ),
     ],
     ids=lambda config: config.model_type,
 )
@@ -150,6 +158,8 @@ def test_other_architectures_agree_with_their_forward_pass_too(config, threads):
         model = AutoModelForCausalLM.from_config(config)
     assert_logprobs_equal_a_forward_pass(model)
     assert_logprobs_equal_a_forward_pass(model, requests=REQUESTS[:1])  # a wave without padding, and so without a mask
+    headed = [replace(request, tokens=HEADER + request.tokens) for request in REQUESTS]
+    assert_logprobs_equal_a_forward_pass(model, requests=headed)  # prompts that begin alike
 
 
 STATEFUL = {

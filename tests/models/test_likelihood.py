@@ -5,7 +5,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig, Qwen2Config, Qwen2ForCausalLM
 
 from rollalloc.generate.sampler import Request, generate
 from rollalloc.models import likelihood
@@ -158,12 +158,53 @@ def test_where_the_length_of_what_is_read_turns_the_positions_nothing_is_shared(
     if kind == "longrope":
         rope |= {"short_factor": [1.0] * 4, "long_factor": [3.0] * 4}
     model = qwen2(max_position_embeddings=21, rope_parameters=rope).eval()
-    made_BT, _, _ = judged(model, [HEADER + rest for rest in PROMPTS])
+    assert_each_row_is_as_if_alone(model)
+
+
+def assert_each_row_is_as_if_alone(model):
+    """The log-probabilities of rows that begin alike; returns the sizes of what the model was given."""
+    made_BT, _, given = judged(model, [HEADER + rest for rest in PROMPTS])
     for row, rest in enumerate(PROMPTS):
         completion = COMPLETIONS[row]
         logits_SV = model(input_ids=torch.tensor([HEADER + rest + completion])).logits[0]
         expected_T = logits_SV[-len(completion) - 1 : -1].log_softmax(-1).gather(-1, torch.tensor(completion)[:, None])
         torch.testing.assert_close(made_BT[row, : len(completion)], expected_T[:, 0].detach(), atol=1e-4, rtol=0)
+    return given
+
+
+ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
+DYNAMIC = ROPE | {"rope_type": "dynamic", "factor": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("layers", "of_full", "shares"),
+    [
+        (["sliding_attention"] * 5 + ["full_attention"], ROPE, False),
+        (["full_attention"] * 2, ROPE, True),
+        (["full_attention"] * 2, DYNAMIC, False),
+    ],
+    ids=["sliding windows", "none", "none, by length"],
+)
+def test_gemma_3_reads_a_common_prefix_once_only_where_all_its_layers_can(layers, of_full, shares):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        config = Gemma3TextConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=16,
+            intermediate_size=32,
+            num_hidden_layers=len(layers),
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            head_dim=8,
+            query_pre_attn_scalar=8,
+            max_position_embeddings=64,
+            initializer_range=0.3,
+            layer_types=layers,
+            sliding_window=8,
+            rope_parameters={"full_attention": of_full, "sliding_attention": ROPE},
+        )
+        given = assert_each_row_is_as_if_alone(Gemma3ForCausalLM(config).eval())
+    assert (given[0] == len(HEADER)) == shares
 
 
 def test_a_cache_goes_by_the_name_that_the_model_has_for_it(model):

@@ -96,6 +96,13 @@ def test_a_resumed_run_is_the_unbroken_one(run_of, tmp_path, name):
         assert why.startswith(name if name in ("target", "barren") else "max_batches")
 
 
+def test_a_resumed_run_of_a_model_with_sliding_windows_is_the_unbroken_one(run_of, policy_of, tmp_path):
+    def run(folder, **changes):
+        return run_of(folder, policy=policy_of(family="gemma3"), max_batches=4, **changes)
+
+    resumed_is_unbroken(run, tmp_path, 3)
+
+
 def test_a_rate_that_falls_over_the_budget_survives_a_resume(run_of, tmp_path, caplog):
     changes = {"schedule": Schedule(shape="linear", floor=0.1), "learning_rate": 0.01, "max_batches": None}
     changes |= {"recipe": RECIPES["dapo_carry"], "max_rollouts": 150}

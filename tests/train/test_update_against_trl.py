@@ -23,10 +23,11 @@ CLIP = Clip(low=0.2, high=0.28)
 
 
 @pytest.fixture
-def case(policy_of, prompts_of):
+def case(request, policy_of, prompts_of):
     """(policy, prompts, batch, generations, reference): rows of unequal length whose ratios spread about 1."""
+    family = getattr(request, "param", "llama")
     rng = np.random.default_rng(0)
-    policy, prompts = policy_of(), prompts_of(ROWS).tokens
+    policy, prompts = policy_of(family=family), prompts_of(ROWS).tokens
     # Of unequal length too, so that padding on the left is part of the agreement.
     prompts = tuple(tokens[: 2 + number % 3] for number, tokens in enumerate(prompts))
     generations = {}
@@ -40,7 +41,7 @@ def case(policy_of, prompts_of):
     for example, logprobs_T in judged(policy, prompts, batch, generations):
         old_T = logprobs_T.numpy() + rng.normal(0, 0.6, len(logprobs_T)).astype(np.float32)
         generations[example.row.rollout] = replace(generations[example.row.rollout], logprobs=old_T)
-    reference, noise = policy_of(), torch.Generator().manual_seed(0)
+    reference, noise = policy_of(family=family), torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in reference.model.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=noise), alpha=0.05)
@@ -161,6 +162,12 @@ def assert_equal(found, expected):
 def test_loss_and_gradient_are_trls(case, tmp_path, aggregation, loss_type, dual, kl):
     loss = Loss(clip=replace(CLIP, dual=dual), aggregation=aggregation, kl=kl)
     assert_equal(ours(case, loss), trls(case, tmp_path, loss_type=loss_type, delta=dual, beta=kl))
+
+
+@pytest.mark.parametrize("case", ["gemma3"], indirect=True)
+def test_loss_and_gradient_of_a_model_with_sliding_windows_are_trls(case, tmp_path):
+    loss = Loss(clip=CLIP, kl=0.3)
+    assert_equal(ours(case, loss), trls(case, tmp_path, loss_type="dapo", beta=0.3))
 
 
 @pytest.mark.parametrize(

@@ -156,7 +156,10 @@ def _can_share(model: PreTrainedModel) -> bool:
 def _rotary(config: PretrainedConfig) -> bool:
     """Whether the model takes a token's position from its position id alone."""
     rope: Any = getattr(config, "rope_parameters", None)
-    return rope is not None and rope.get("rope_type") not in _BY_LENGTH and not getattr(config, "alibi", False)
+    if rope is None or getattr(config, "alibi", False):
+        return False
+    of_layers = [each for each in rope.values() if isinstance(each, Mapping)]  # Gemma 3 has one for each type of layer
+    return all(each.get("rope_type") not in _BY_LENGTH for each in of_layers or [rope])
 
 
 def appends_only(config: PretrainedConfig) -> bool:

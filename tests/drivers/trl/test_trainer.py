@@ -28,7 +28,7 @@ from rollalloc.rewards.scorers import InlineScorer
 from rollalloc.runs.metrics import undeclared
 from rollalloc.train.config import Config
 from rollalloc.train.train import Trainer
-from tiny_policy import make_policy
+from tiny_policy import MODELS, make_policy
 
 
 def by_trl(out: Any, recipe: Recipe | str, **given: Any) -> tuple[GRPOTrainer, Gradients]:
@@ -40,10 +40,10 @@ def by_trl(out: Any, recipe: Recipe | str, **given: Any) -> tuple[GRPOTrainer, G
 
 
 def natively(
-    recipe: Recipe, batches: int, averaging: int = 0, learning_rate: float = 1e-3
+    recipe: Recipe, batches: int, averaging: int = 0, learning_rate: float = 1e-3, family: str = "llama"
 ) -> tuple[dict[str, int], Gradients]:
     """The accounts and each step's gradient of rollalloc's own trainer, with the settings of `by_trl`."""
-    dataset, policy = tiny_trl.prompts(), make_policy()
+    dataset, policy = tiny_trl.prompts(), make_policy(family=family)
     texts, answers = list(dataset["prompt"]), list(dataset["answer"])
     prompt_set = PromptSet(
         keys=tuple(map(str, range(len(texts)))),
@@ -73,10 +73,12 @@ def natively(
     return trainer.allocator.accounts(), gradients
 
 
-def assert_as_natively(trainer: GRPOTrainer, gradients: Gradients, learning_rate: float = 1e-3) -> None:
+def assert_as_natively(
+    trainer: GRPOTrainer, gradients: Gradients, learning_rate: float = 1e-3, family: str = "llama"
+) -> None:
     """It decided as rollalloc's own trainer does, and took its gradients."""
     core = trainer.allocation.allocator
-    accounts, natives = natively(core.recipe, core.version, trainer.averaged.window, learning_rate)
+    accounts, natives = natively(core.recipe, core.version, trainer.averaged.window, learning_rate, family)
     assert core.accounts() == accounts
     assert_same_gradients(gradients, natives)
 
@@ -103,9 +105,34 @@ def test_the_trainer_averages_weights_as_rollallocs_own_trainer(recipe, tmp_path
     assert_as_natively(*by_trl(tmp_path, recipe, max_steps=6, driver={"features": None, "averaging": 20}))
 
 
-def test_the_one_line_of_the_guide_trains_as_rollallocs_own_trainer(tmp_path):
+@pytest.mark.parametrize("family", MODELS)
+def test_the_one_line_of_the_guide_trains_as_rollallocs_own_trainer(family, tmp_path):
     recipe = recipes.reinforce(groups=16)  # weighs failures by the uncertainty of the tokens
-    assert_as_natively(*by_trl(tmp_path, recipe, max_steps=6, driver={"averaging": 20}, num_generations=2))
+    given = {"model": MODELS[family](), "driver": {"averaging": 20}, "num_generations": 2}
+    assert_as_natively(*by_trl(tmp_path, recipe, max_steps=6, **given), family=family)
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_a_step_of_grpo_takes_the_gradient_of_stock_trl(family, monkeypatch, tmp_path):
+    """On the same rollouts: the recipe's batch is the whole data set, and the other trainer is handed its rollouts."""
+    data, args = tiny_trl.DISTINCT.select(range(4)), {"max_steps": 1, "max_grad_norm": 1e9}
+    ours = tiny_trl.trainer(tmp_path, recipes.grpo(groups=4, n=4), dataset=data, model=MODELS[family](), **args)
+    with gradients_of(ours.model) as gradients:
+        ours.train()
+    made: dict[tuple[int, ...], list[list[int]]] = {}
+    for one in ours.allocation.rollouts.values():
+        made.setdefault(tuple(one.prompt_tokens), []).append(list(one.made.tokens))
+    settings = tiny_trl.settings(tmp_path, **args)
+    given = {"processing_class": tiny_trl.tiny_tokenizer()}
+    stock = GRPOTrainer(MODELS[family](), tiny_trl.starts_right, settings, data, **given)
+
+    def handed(prompt_ids: Any, *_: Any, **__: Any) -> Any:
+        return [made[tuple(ids)].pop() for ids in prompt_ids], None
+
+    monkeypatch.setattr(stock, "_generate_single_turn", handed)
+    with gradients_of(stock.model) as expected:
+        stock.train()
+    assert_same_gradients(gradients, expected)
 
 
 def test_advantages_are_trls_unless_the_recipe_says_otherwise(tmp_path):
