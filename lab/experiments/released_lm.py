@@ -41,8 +41,10 @@ from rollalloc.models.policy import Policy
 from rollalloc.models.settings import Sampling
 from rollalloc.runs.reader import lines_in
 from rollalloc.tasks.files import TaskFiles, make_once
+from rollalloc.tasks.skills import Pool
 from rollalloc.train.config import Config, folder_of, is_run_in
 from rollalloc.train.train import train
+from rollalloc_lab.tasks.bands import chosen_by_rate
 from rollalloc_lab.tasks.ladder import Mixture, prepare
 from rollalloc_lab.tasks.rungs import RUNGS, LadderRung
 
@@ -183,7 +185,7 @@ def _make_pool(to: Path, files: TaskFiles, settings: PoolSettings, device: str |
         tokens = [tuple(policy.tokenizer(str(text))["input_ids"]) for text in asked.prompts]
         right = [policy.answer(str(answer)) for answer in asked.ground_truths]
         rate_N, _ = exact_answers(policy.model, tokens, right, pad_id=policy.pad_id)
-        chosen = chosen_by_rate(rate_N, size, settings, rng)
+        chosen = chosen_by_rate(rate_N, size, Pool(settings.edges, settings.shares), rng)
         rows = [
             {
                 "data_source": "ladder/pool",
@@ -194,24 +196,6 @@ def _make_pool(to: Path, files: TaskFiles, settings: PoolSettings, device: str |
             for index, at in enumerate(chosen)
         ]
         write_prompts(to / f"{split}.parquet", rows)
-
-
-def chosen_by_rate(rate_N: np.ndarray, size: int, settings: PoolSettings, rng: np.random.Generator) -> list[int]:
-    """Indices of `size` prompts whose rates have the pool's shares, in random order.
-
-    Raises:
-        ValueError: a band has too few prompts.
-    """
-    band_N = np.digitize(rate_N, settings.edges)
-    counts_S = np.diff(np.rint(np.cumsum([0.0, *settings.shares]) / sum(settings.shares) * size)).astype(int)
-    there_S = np.bincount(band_N, minlength=len(settings.shares))
-    if (there_S < counts_S).any():
-        raise ValueError(
-            f"the pool wants {counts_S.tolist()} prompts in the bands of rates with edges {settings.edges}, but the model "
-            f"has {there_S.tolist()}; draw more questions (Mixture.train), or ask for a smaller pool"
-        )
-    chosen = [rng.permutation(np.flatnonzero(band_N == band))[:count] for band, count in enumerate(counts_S.tolist())]
-    return rng.permutation(np.concatenate(chosen)).tolist()
 
 
 # -------------------------------------------------------------------------------------------------------------- running

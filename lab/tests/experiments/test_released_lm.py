@@ -9,15 +9,12 @@ from dataclasses import replace
 from math import inf
 from pathlib import Path
 
-import numpy as np
-import pytest
-
 from rollalloc_lab.tasks.ladder import Mixture
 from rollalloc_lab.tasks.rungs import RUNGS, Model, WarmedUp
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "experiments"))
 import released_lm
-from released_lm import ARMS, Curve, PoolSettings, Scale, carry_out, chosen_by_rate, plan, show
+from released_lm import ARMS, Curve, Scale, carry_out, plan, show
 
 QUICK = Scale(
     replace(
@@ -36,17 +33,6 @@ QUICK = Scale(
     shares=(1.0, 0.0, 0.0, 0.0, 0.0),
     mixture=Mixture(train=100, heldout=20),
 )
-
-
-def test_a_pool_has_the_shares_of_its_bands_or_says_what_is_missing():
-    rng, settings = np.random.default_rng(0), PoolSettings("model", 100, 10)
-    rate_N = np.repeat([0.0, 0.05, 0.5, 0.9, 1.0], 60)
-    chosen = chosen_by_rate(rate_N, 100, settings, rng)
-    assert len(set(chosen)) == 100
-    bands = np.bincount(np.digitize(rate_N[chosen], released_lm.EDGES)).tolist()
-    assert bands == [33, 10, 50, 7]
-    with pytest.raises(ValueError, match=r"wants .* but the model has .*draw more questions"):
-        chosen_by_rate(rate_N, 200, settings, rng)
 
 
 def test_every_arm_of_the_plan_runs_and_a_second_call_makes_nothing_anew(tmp_path, capsys):

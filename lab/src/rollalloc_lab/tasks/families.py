@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rollalloc.tasks.files import Shown, TaskFiles
 from rollalloc.tasks.presets import Family, Preset
-from rollalloc_lab.tasks import ladder, walks
+from rollalloc_lab.tasks import ladder, twins, walks
 from rollalloc_lab.tasks.rungs import PREFIX, RUNGS
 
 
@@ -33,6 +33,14 @@ def families() -> tuple[Family, ...]:
             },
             _prepare_ladder,
         ),
+        Family(
+            {
+                "ladder/0.15m-u": Preset(0.60, 6_144, 512),
+                "ladder/8m-u": Preset(0.60, 4_096, 512, rate=3e-4, precision="bf16"),
+                "ladder/135m-u": Preset(0.60, 1_024, 256, rate=2e-5, precision="bf16"),
+            },
+            _prepare_twin,
+        ),
     )
 
 
@@ -42,3 +50,8 @@ def _prepare_walks(name: str, folder: Path, shown: Shown) -> TaskFiles:
 
 def _prepare_ladder(name: str, folder: Path, shown: Shown) -> TaskFiles:
     return ladder.prepare(folder / "ladder", RUNGS[name.removeprefix(PREFIX)], progress=shown)
+
+
+def _prepare_twin(name: str, folder: Path, shown: Shown) -> TaskFiles:
+    rung = name.removeprefix(PREFIX).removesuffix(twins.SUFFIX)
+    return twins.prepare(folder / "ladder", RUNGS[rung], twins.TWINS[rung], progress=shown)

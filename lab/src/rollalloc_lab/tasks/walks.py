@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from rollalloc.tasks.files import Problem, Shown, TaskFiles, make_once, prompt_files, unseen
 from rollalloc.tasks.skills import Pool
 from rollalloc.tasks.tiny import SEPARATOR, Examples, Shape, WarmUp, save_warm_model, spell, word_tokenizer
+from rollalloc_lab.tasks.bands import chosen_by_rate
 
 LIMIT = 24  # maximum tokens of a walk, EOS included
 PROMPT = 3  # tokens of a prompt
@@ -177,17 +178,9 @@ class Walks:
         free_P = np.array(
             [_prompt(s, g) not in taken for g, s in zip(goals_P.tolist(), starts_P.tolist(), strict=True)]
         )
-        band_P = np.digitize(p_GC[goals_P, starts_P], pool.edges)
-        chosen: list[int] = []
-        for band, wanted in enumerate(pool.counts(count).tolist()):
-            there = rng.permutation(np.flatnonzero(free_P & (band_P == band)))
-            if len(there) < wanted:
-                raise ValueError(
-                    f"expected {wanted} new prompts in band {band} of {pool}, the maze has {len(there)}; ask for fewer "
-                    "prompts or take a larger maze"
-                )
-            chosen += there[:wanted].tolist()
-        found = [self._problem(int(starts_P[at]), int(goals_P[at]), p_GC) for at in rng.permutation(chosen)]
+        goals_P, starts_P = goals_P[free_P], starts_P[free_P]
+        chosen = chosen_by_rate(p_GC[goals_P, starts_P], count, pool, rng)
+        found = [self._problem(int(starts_P[at]), int(goals_P[at]), p_GC) for at in chosen]
         taken.update(problem.prompt for problem in found)
         return found
 
