@@ -4,6 +4,7 @@
     python lab/benchmarks/against_trl.py final SIZE OUT             # every arm at its best rate, on the final seeds
     python lab/benchmarks/against_trl.py seconds SIZE OUT           # the final runs again to the target, for their seconds
     python lab/benchmarks/against_trl.py report OUT DOCS            # figure, summary and tables of what is over
+    python lab/benchmarks/against_trl.py pairs SIZE OUT             # ratios of the final runs on a U-shaped pool
     python lab/benchmarks/against_trl.py run SIZE ARM RATE SEED OUT # one run
 
 A run is a process of its own and leaves one file in OUT; what is there is not run again. Two of these commands may share
@@ -90,6 +91,19 @@ of its prompts at 8M) and outside the clock.
 - `line-replay` at 8M, planned on 2026-11-26 at 18:04 before any run of it there: `run 8m line-replay 1.5e-4 SEED OUT` on
   seeds 200 to 207, at the best rate of `line`, no other tried; stock beside it, at its best rate to the target
   (`seconds`), on as many of these seeds as the time allows, for the seconds.
+- U-shaped pools, planned on 2026-11-29 at 00:50 before any run: `0.15m-u` and `8m-u` are the ladder's twins
+  (`rollalloc_lab.tasks.twins`), of whose 4,096 prompts a third is hopeless and a third solved. Held-out accuracy is exact,
+  on the first 512 (8M: 256) prompts of the U-shaped set and of the balanced set. The target on each set is fixed by the
+  model before training: its accuracy, and 60% of the way from there to its pass@8, rounded to .01.
+  0.15M: four rates for stock with n = 4 and n = 8, `line`, `foresight` and `foresight-again` (`once=False`) on seed 100, to
+  the U-shaped target; then the better stock arm and the other three on the seeds 300 to 304, each at its best rate.
+  8M: nothing is tuned, for want of time; each arm has its best rate at 8M on skills/late (stock 7.5e-5, the others 1.5e-4).
+  Seeds 300 to 302, first the better foresight of 0.15M, `line` and stock with n = 4. If time is left, `line` and that
+  foresight at 3e-4 on seed 100 beside 1.5e-4.
+  A final run ends when both targets are reached and its least budget (6,144; 8M: 4,096) is spent, or at twice the least
+  budget. 135M (`135m-u`, where there is a GPU): as `135m`, its targets by the same rule; not run here.
+  Bars: `line` over foresight at 8M on the U-shaped set, 1.4 in rollouts and 1.0 in tokens; stock over foresight 5 in
+  rollouts and 3 in CPU seconds. The balanced set is told beside it, whatever it shows.
 - A run but for the tuning goes on to its least budget (12,288 rollouts at 0.15M, 8,192 at 8M, 1,792 at 135M) or until two
   successive evaluations are at the target, whichever is later, and ends at twice the least budget.
 - This plan was cut after four runs of the tuning (all arms at 1.5e-4), because the machine was busier than expected: before,
@@ -143,7 +157,7 @@ from rollalloc.tasks.presets import task_files
 from rollalloc.tasks.skills import Skills, SkillsConfig
 from rollalloc.tasks.tiny import Shape, WarmUp, save_warm_model, word_tokenizer
 from rollalloc.train.loading import one_thread
-from rollalloc_lab.tasks import ladder, shots
+from rollalloc_lab.tasks import ladder, shots, twins
 from rollalloc_lab.tasks.rungs import RUNGS
 from trl_driver import config
 
@@ -169,6 +183,7 @@ class Size:
         vllm: whether both sides generate with vLLM, in the process that trains.
         most: rollouts at which a run ends without the target; None: twice `least`.
         chosen: rate of each arm, if nothing is tuned at this size.
+        balanced: accuracy to be reached on a twin's balanced held-out set; None: the task is no twin.
     """
 
     about: str
@@ -184,6 +199,12 @@ class Size:
     vllm: bool = False
     most: int | None = None
     chosen: Mapping[str, float] = field(default_factory=dict[str, float])
+    balanced: float | None = None
+
+    @property
+    def targets(self) -> dict[str, float]:
+        """The target of each held-out set, by the name of its accuracy in a `Point`."""
+        return {"accuracy": self.target} | ({} if self.balanced is None else {"balanced": self.balanced})
 
     @property
     def device(self) -> str:
@@ -240,6 +261,37 @@ SIZES["135m-vllm"] = replace(
     vllm=True,
     chosen={"stock-4": 2e-5, "line-64": 4e-5, "line": 2e-5, "foresight": 2e-5},
 )
+SIZES |= {
+    "0.15m-u": replace(
+        SIZES["0.15m"],
+        about="0.15M parameters, U-shaped pool, CPU",
+        final=tuple(range(300, 305)),
+        least=6_144,
+        every=256,
+        heldout=512,
+        arms=("stock-4", "stock-8", "line", "foresight", "foresight-again"),
+        target=0.6,
+        balanced=0.75,
+    ),
+    "8m-u": replace(
+        SIZES["8m"],
+        about="8M parameters, U-shaped pool, CPU",
+        final=(300, 301, 302),
+        least=4_096,
+        every=256,
+        heldout=256,
+        chosen={"stock-4": 7.5e-5, "line": 1.5e-4, "foresight": 1.5e-4, "foresight-again": 1.5e-4},
+        target=0.6,
+        balanced=0.75,
+    ),
+    "135m-u": replace(
+        SIZES["135m"],
+        about="SmolLM2-135M, U-shaped pool, GPU",
+        arms=("stock-4", "line-64", "foresight", "foresight-again"),
+        target=0.6,
+        balanced=0.75,
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -341,33 +393,54 @@ def falls() -> dict[str, Arm]:
 
 
 @dataclass(frozen=True)
+class Asked:
+    """Held-out prompts with their right answers, as tokens."""
+
+    prompts: list[tuple[int, ...]]
+    answers: list[tuple[int, ...]]
+
+    @classmethod
+    def read(cls, file: Path, count: int, policy: Policy) -> Asked:
+        """The first prompts of a file."""
+        heldout = load_prompts(str(file))
+        prompts = [tuple(ids) for ids in policy.tokenizer(list(heldout.prompts[:count]))["input_ids"]]
+        return cls(prompts, [policy.answer(str(truth)) for truth in heldout.ground_truths[:count]])
+
+    def accuracy(self, policy: Policy) -> float:
+        """The mean of the exact success rates."""
+        chance_N, _ = exact_answers(policy.model, self.prompts, self.answers, pad_id=policy.pad_id)
+        return float(chance_N.mean())
+
+
+@dataclass(frozen=True)
 class Task:
-    """What both sides are given."""
+    """What both sides are given; the held-out sets by the name of their accuracy in a `Point`."""
 
     policy: Policy
     data: Dataset
     tokens: int
-    prompts: list[tuple[int, ...]]
-    answers: list[tuple[int, ...]]
+    heldout: Mapping[str, Asked]
 
 
 def task_of(size: str, tasks: Path) -> Task:
     """The model and the prompts, made in the folder if missing."""
     task = files_of(size, tasks)
     policy = Policy.load(str(task.model), device=SIZES[size].device)
-    train, heldout = load_prompts(str(task.train)), load_prompts(str(task.heldout))
-    count = SIZES[size].heldout
+    train = load_prompts(str(task.train))
+    files = {"accuracy": task.heldout, "balanced": twins.balanced_of(task)}
     return Task(
         policy,
         Dataset.from_dict({"prompt": list(train.prompts), "answer": [str(truth) for truth in train.ground_truths]}),
         task.max_new_tokens,
-        [tuple(ids) for ids in policy.tokenizer(list(heldout.prompts[:count]))["input_ids"]],
-        [policy.answer(str(truth)) for truth in heldout.ground_truths[:count]],
+        {name: Asked.read(files[name], SIZES[size].heldout, policy) for name in SIZES[size].targets},
     )
 
 
 def files_of(size: str, tasks: Path) -> TaskFiles:
     """The files of a size's task, made in the folder if missing."""
+    if size.endswith(twins.SUFFIX):
+        rung = size.removesuffix(twins.SUFFIX)
+        return twins.prepare(tasks / "ladder", RUNGS[rung], twins.TWINS[rung], device=SIZES[size].device)
     if size.startswith("135m"):
         return ladder.prepare(tasks / "ladder", RUNGS["135m"], device=SIZES[size].device)
     if size == "270m":
@@ -413,6 +486,7 @@ class Point:
     cpu: float
     steps: int
     accuracy: float
+    balanced: float | None = None  # on a twin's balanced held-out set
 
 
 def clocks() -> list[float]:
@@ -446,7 +520,10 @@ class Watch(TrainerCallback):
     def over(self) -> bool:
         """Whether the run may end."""
         paid = self.reward.rollouts
-        reached = len(self.points) > 1 and not to_target(self.points, self.size.target).censored
+        targets = {"accuracy": self.size.target} if self.tunes else self.size.targets
+        reached = len(self.points) > 1 and not any(
+            to_target(self.points, target, name).censored for name, target in targets.items()
+        )
         if self.tunes:
             return reached or paid >= 1.5 * self.size.least
         return paid >= (self.size.most or 2 * self.size.least) or (paid >= self.size.least and reached)
@@ -456,10 +533,8 @@ class Watch(TrainerCallback):
         seconds, cpu = (at - began - away for at, began, away in zip(now, self._began, self._away, strict=True))
         averaged = getattr(self.trainer, "averaged", None)
         with averaged.sampling() if averaged else nullcontext():
-            policy = self.task.policy
-            chance_N, _ = exact_answers(policy.model, self.task.prompts, self.task.answers, pad_id=policy.pad_id)
-        accuracy = float(chance_N.mean())
-        self.points.append(Point(self.reward.rollouts, self.reward.tokens, seconds, cpu, step, accuracy))
+            found = {name: asked.accuracy(self.task.policy) for name, asked in self.task.heldout.items()}
+        self.points.append(Point(self.reward.rollouts, self.reward.tokens, seconds, cpu, step, **found))
         print(self.points[-1], flush=True)
         self._away = [away + after - before for away, after, before in zip(self._away, clocks(), now, strict=True)]
 
@@ -630,8 +705,11 @@ def most_megabytes() -> float:
 # ------------------------------------------------------------------------------------------------------- what was found
 
 
-def to_target(points: Sequence[Point], target: float) -> Cost:
-    """What a run paid until it reached the target (`rollalloc.runs.cost`); its seconds are the processor's."""
+def to_target(points: Sequence[Point], target: float, accuracy: str = "accuracy") -> Cost:
+    """What a run paid until it reached the target (`rollalloc.runs.cost`); its seconds are the processor's.
+
+    `accuracy` is "accuracy" or "balanced", the held-out set on which the target is reached.
+    """
 
     def column(name: str) -> tuple[Any, ...]:
         return tuple(getattr(point, name) for point in points)
@@ -639,7 +717,7 @@ def to_target(points: Sequence[Point], target: float) -> Cost:
     exact = (0.0,) * len(points)
     costs = [column(name) for name in ("rollouts", "tokens", "cpu", "steps")]
     cost = cost_to_target(
-        Curve(costs[0], costs[1], costs[2], costs[3], column("steps"), column("accuracy"), exact), target
+        Curve(costs[0], costs[1], costs[2], costs[3], column("steps"), column(accuracy), exact), target
     )
     assert cost is not None
     return cost
@@ -851,7 +929,12 @@ def measures(one: Run, *, beside: Run | None = None) -> dict[str, tuple[float, b
     cost, cpu, wall = one.cost, to_target(clocked, target), wall_to_target(clocked, target)
     paid = {name: cost.paid[name] for name in ("rollouts", "tokens")}
     paid |= {"cpu seconds": cpu.paid["seconds"], "wall seconds": wall.paid["seconds"]}
-    return {name: (value, cost.censored) for name, value in paid.items()}
+    found = {name: (value, cost.censored) for name, value in paid.items()}
+    if one.size.balanced is not None:
+        other = to_target(one.points, one.size.balanced, "balanced")
+        costs = {"rollouts": "rollouts", "tokens": "tokens", "seconds": "cpu seconds"}
+        found |= {f"{shown}, balanced": (other.paid[name], other.censored) for name, shown in costs.items()}
+    return found
 
 
 def seconds_per_step(points: Sequence[Point]) -> float:
@@ -1014,6 +1097,31 @@ def _interval(one: Interval, form: str) -> str:
     return f"{one.point:{form}} [{one.low:{form}}–{one.high:{form}}]"
 
 
+def pairs(out: Path, size: str) -> list[str]:
+    """A table of a twin's final runs: what each arm paid to both targets, and what others paid over it."""
+    runs = by_arm(final_of(over(out, size), size))
+    names = [
+        "rollouts",
+        "tokens",
+        "cpu seconds",
+        *(f"{name}, balanced" for name in ("rollouts", "tokens", "cpu seconds")),
+    ]
+    one = SIZES[size]
+    lines = [f"| {size}: to {one.target}, and balanced to {one.balanced} | seeds | {' | '.join(names)} |"]
+    lines.append("|---" * (len(names) + 2) + "|")
+    for (arm, rate), found in runs.items():
+        costs = [_cost([measures(each)[name] for each in found]) for name in names]
+        lines.append(f"| {arm} at {rate:g} | {len(found)} | {' | '.join(costs)} |")
+    for (arm, rate), found in runs.items():
+        for (dear, dear_rate), theirs in runs.items():
+            if (dear, dear_rate) == (arm, rate):
+                continue
+            shown = [_ratio(_shown(ratio(theirs, found, name))) for name in names]
+            seeds = len({each.key.seed for each in found} & {each.key.seed for each in theirs})
+            lines.append(f"| {dear} at {dear_rate:g} over {arm} at {rate:g} | {seeds} | {' | '.join(shown)} |")
+    return lines
+
+
 # The rows of the picture, from above, in words. Hues are Okabe and Ito's, which colour-blind readers can tell apart.
 DRAWN = {
     "stock": ("TRL's GRPOTrainer,\n64 rollouts a step", "#d55e00"),
@@ -1102,6 +1210,7 @@ def main() -> None:
         ("ablate", ("size",)),
         ("others", ("size",)),
         ("falls", ("size",)),
+        ("pairs", ("size",)),
         ("run", ("size", "arm", "rate", "seed")),
     ):
         command = commands.add_parser(name)
@@ -1123,6 +1232,9 @@ def main() -> None:
     disable_progress_bar()
     if given.command == "report":
         report(given.out, given.docs)
+        return
+    if given.command == "pairs":
+        print(*pairs(given.out, given.size), sep="\n")
         return
     if given.command == "run":
         key = Key(given.size, given.arm, given.rate, given.seed, given.n)
