@@ -115,6 +115,7 @@ class Allocator:
             MetricError: a metric is outside [0, 1], and a rule of the recipe reads metrics as success rates.
         """
         run, on_done = self._run, lifecycle.on_done
+        lifecycle.prepare(run)
         for number, event in enumerate(events):
             run.asked_in_vain = False
             try:
@@ -154,6 +155,7 @@ class Allocator:
         if capacity is not None and capacity < 0:
             raise ValueError(f"capacity must be 0 or more rollouts, or None for no limit, got {capacity}")
         run, flight, budgets = self._run, self._run.flight, self._run.budgets
+        lifecycle.prepare(run)
         if run.settled and flight.owner and not (flight.touched or run.cancel or run.release):
             if not budgets.owed:  # fast path: most calls of an asynchronous driver end here
                 return NOTHING
@@ -188,6 +190,14 @@ class Allocator:
         if capacity is None and run.batch is not None and actions == NOTHING:
             self._await_update()
         return actions
+
+    def rest(self) -> None:
+        """Do long computations that the next draws need, such as a fit of predictions, if any are due.
+
+        Call this where the driver waits anyway: after it has passed on an answer of `ask`, while rollouts are generated or
+        weights are trained. Otherwise the next `tell` or `ask` does the same. The decisions are equal in both cases.
+        """
+        lifecycle.prepare(self._run)
 
     def _await_update(self) -> None:
         """Raise `NoProgress` if a synchronous driver asks a second time where nothing can happen before `Updated`."""
@@ -249,6 +259,7 @@ class Allocator:
     def wanted(self) -> int:
         """Number of prompts that a data loader should offer now; 0 if the recipe draws its own prompts."""
         run, rule = self._run, self._run.loader
+        lifecycle.prepare(run)
         if rule is None or rule.ended(run.memory):
             return 0
         if run.blocked() or run.finished or decisions.opening_halt(run) or not run.pool.any_due():
@@ -269,6 +280,7 @@ class Allocator:
 
     def prompt_figures(self) -> dict[str, float]:
         """The numbers that the prompt rule reports, such as the log-loss of its predictions; empty if there are none."""
+        lifecycle.prepare(self._run)
         return dict(self._run.recipe.prompts.figures(self._run.memory))
 
     def quarantined(self) -> list[int]:
@@ -317,6 +329,7 @@ class Allocator:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the complete state as JSON data. Arrays are stored as {dtype, shape, base64}."""
+        lifecycle.prepare(self._run)
         return saved_state.dump(self._run)
 
     def load_state_dict(

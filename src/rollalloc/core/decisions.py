@@ -356,6 +356,7 @@ def make_batch(run: Run, short_because: str | None) -> Batch | None:
     run.teaching.after_batch()
     run.pool.after_batch()
     run.batch = Batch(tuple(rows), run.version, short_because)
+    run.unprepared = run.prepares
     run.changed()
     return run.batch
 

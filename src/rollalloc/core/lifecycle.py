@@ -146,11 +146,22 @@ def adapt_after_load(run: Run, *, same_recipe: bool, same_prompts: bool) -> None
         run.finished = None  # the reason may no longer hold
     if not same_prompts:
         run.barren = run.failing = 0  # they counted prompts of the old data set
+        run.unprepared = run.prepares
     training = {row.rollout for row in run.batch.rows} if run.batch else set[int]()  # needed until the next `Updated`
     forget(run, [row for row in run.kept.values() if row.rollout not in training and not may_replay(run, row)])
     # Nobody could generate further rollouts of these, because their prompts are not in the data set.
     for group in [group for group in run.flight.groups.values() if group.prompt == GONE]:
         drop(run, group, "surplus", NOW)
+
+
+def prepare(run: Run) -> None:
+    """Let the prompt rule prepare the next draws, if a batch was handed out since it last did.
+
+    Everything that changes or shows the rule's memory calls this first. So the memory does not tell when it was prepared.
+    """
+    if run.unprepared:
+        run.unprepared = False
+        run.recipe.prompts.prepare(run.memory, run.view())
 
 
 def forget(run: Run, rows: Sequence[Row]) -> None:

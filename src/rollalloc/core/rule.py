@@ -331,6 +331,14 @@ class PromptRule(Rule):
     def observe(self, memory: Memory, group: GroupView, view: View) -> None:
         """Learn from a visit that has ended. Changes `memory`."""
 
+    def prepare(self, memory: Memory, view: View) -> None:
+        """Do the long work of learning, such as a fit, so that `pick` is quick. Changes `memory`.
+
+        The core calls this once for each batch that it hands out: after the batch, and before the next event. So drivers can
+        have it done while rollouts are generated or weights are trained (`Allocator.rest`), and the decisions are the same
+        whenever they do.
+        """
+
     def remap(self, memory: Memory, source_N: NDArray[np.int64], table: PromptTable) -> Memory:
         """Return the memory for another data set. The memory is new, except for arrays whose name ends in `N`: they keep
         the entries of the prompts that are in both data sets.

@@ -206,6 +206,8 @@ class Run:
         patient_S: whether the core asks the judge of stage s only about complete groups.
         size_memory: memory of the size rule of each stage, by the stage's index as text.
         learns: whether the prompt rule learns from visits, so that it must be told of each.
+        prepares: whether the prompt rule prepares its draws, so that each batch makes `unprepared` true.
+        unprepared: whether a batch was handed out, and the prompt rule has not prepared the next draws since.
         learning_S: the stages whose size rules learn from visits, by the stage's index as text.
         stops_from_S: number of scored rollouts that a group needs before the stop rule of stage s is asked; infinite if
             there is no stop rule.
@@ -245,6 +247,7 @@ class Run:
             for at, stage in enumerate(recipe.stages)
         }
         self.learns = type(recipe.prompts).observe is not PromptRule.observe
+        self.prepares = type(recipe.prompts).prepare is not PromptRule.prepare
         sizes = {str(at): stage.size for at, stage in enumerate(recipe.stages)}
         self.learning_S = {at: size for at, size in sizes.items() if type(size).observe is not SizeRule.observe}
         self.budgets = BudgetTracker(recipe.budget)
@@ -261,7 +264,7 @@ class Run:
         self.accounts: dict[str, int] = dict.fromkeys(CAUSES[:-1], 0)
         self.teaching, self.selection = Teaching(), Selection()
         self.barren = self.failing = 0
-        self.asked_in_vain = self.settled = False
+        self.asked_in_vain = self.settled = self.unprepared = False
         self.on_close: Callable[[int, str], None] | None = None
         self._view: View | None = None
         self.stops_from_S = tuple(

@@ -377,10 +377,9 @@ class Predictor:
             if not memory["fits"]:
                 memory[f"centre/{name}"], memory[f"scale/{name}"] = ridge.measure(rows_KD)
             phi_KF = ridge.design(rows_KD, memory[f"centre/{name}"], memory[f"scale/{name}"]).astype(np.float64)
-            memory[f"theta/{name}"], precision_RFF = ridge.fit(
+            memory[f"theta/{name}"], memory[f"basis/{name}"], memory[f"spread/{name}"] = ridge.fit(
                 phi_KF, hits_K, count_K, weight_K, offset_K, self.ridges, memory[f"theta/{name}"]
             )
-            memory[f"basis/{name}"], memory[f"spread/{name}"] = ridge.spread(precision_RFF)
         memory["fits"] += bool(at.size)
         memory["drift_fits"] = [memory["drift_fits"][1], memory["drift"]]
         memory["event_fits"] = [memory["event_fits"][1], memory["seen"]]

@@ -127,8 +127,6 @@ class Foresight(PromptRule):
         self, memory: Memory, k: int, free_N: NDArray[np.bool_], view: View, rng: np.random.Generator
     ) -> Sequence[Drawn]:
         features = view.table.features
-        if self.predictor.due(memory):
-            self.predictor.refit(memory, features)
         selects = self.exponent is not None and memory["paid"] >= self.warm
         pool = some_free(free_N, self.pool * k if selects else k, rng)
         if not pool.size:
@@ -162,6 +160,10 @@ class Foresight(PromptRule):
         self.predictor.observe(memory, group.prompt, predicted, hits, group.scored)
         sums = (group.scored, metrics_G.sum(), metrics_G @ metrics_G, over_G.sum(), metrics_G @ over_G)
         memory["line"] = [before + float(more) for before, more in zip(memory["line"], sums, strict=True)]
+
+    def prepare(self, memory: Memory, view: View) -> None:
+        if self.predictor.due(memory):
+            self.predictor.refit(memory, view.table.features)
 
     def remap(self, memory: Memory, source_N: NDArray[np.int64], table: PromptTable) -> Memory:
         """Return the memory for another data set. Features with the same name and width must have the same meaning."""

@@ -87,6 +87,7 @@ class AuditedRun:
         actions = self.allocator.ask(capacity)
         if self.twin is not None:
             expect(6, self.twin.ask(capacity) == actions, "an allocator that was saved and loaded gives another answer")
+            self.twin.rest()  # the other one never does, and its draws must be the same
         if reload:
             self._check_outstanding(actions)
         self.audit.answered(actions, capacity)

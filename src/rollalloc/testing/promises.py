@@ -230,6 +230,9 @@ class WatchedPrompts(_Watch, PromptRule):
             self.rule.observe(again, _changed(group, reads), view)
             self._expect_alike(memory, again, f" of group {group.group}")
 
+    def prepare(self, memory: Memory, view: View) -> None:
+        self.rule.prepare(memory, view)
+
     def remap(self, memory: Memory, source_N: NDArray[np.int64], table: PromptTable) -> Memory:
         return self.rule.remap(memory, source_N, table)
 
