@@ -34,6 +34,7 @@ class RolloutEngine(Protocol):
         engine.release(actions.release)
         engine.cancel(actions.cancel)
         engine.submit(actions.generate)
+        allocator.rest()                                 # long computations, while the engine generates
         tell(allocator, engine.poll(), outcomes=engine.outcomes, remedy=engine.remedy)
 
     `poll` returns each submitted rollout exactly once: scored, failed or cancelled. All methods are called from one

@@ -289,6 +289,7 @@ class Loop(ABC):
         self.engine.release(actions.release)
         self.engine.cancel(actions.cancel)
         self.engine.submit(actions.generate)
+        self.allocator.rest()  # an engine in other processes is generating meanwhile
         return actions
 
     def _tell(self, results: Sequence[RolloutResult]) -> None:

@@ -36,8 +36,8 @@ HOPELESS, SOLVED = 0.02, 0.95
 U_SHAPED = Pool(edges=(HOPELESS, SOLVED), shares=(1 / 3, 1 / 3, 1 / 3))
 LADDER = Mixture()
 BALANCED = skills.POOLS["balanced"]
-_CANDIDATES = 3  # questions drawn for each prompt of a split
-_CHECKED = 512  # candidates on which a warm-up is checked
+_CANDIDATES = 4  # questions drawn for each prompt of a split
+_CHECKED = 1024  # candidates on which a warm-up is checked
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Twin:
     steps: int
     learning_rate: float
     check_every: int
-    solved: float = 0.13
+    solved: float = 0.11
     train: int = 4096
     heldout: int = 512
     shape: Pool = U_SHAPED

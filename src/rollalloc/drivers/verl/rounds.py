@@ -276,6 +276,7 @@ class Rounds:
         if self.overlaps:
             only_stops = last or self._gave_up  # if `_gave_up`, the loader is read again only after the update
             self._carry_out(self.allocator.ask(capacity=0) if only_stops else self._ask())
+            self.allocator.rest()  # while these rollouts are generated
             self._release()
 
     def trained(self, version: int) -> None:
