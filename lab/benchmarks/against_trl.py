@@ -95,13 +95,14 @@ of its prompts at 8M) and outside the clock.
   (`rollalloc_lab.tasks.twins`), of whose 4,096 prompts a third is hopeless and a third solved. Held-out accuracy is exact,
   on the first 512 (8M: 256) prompts of the U-shaped set and of the balanced set. The target on each set is fixed by the
   model before training: its accuracy, and 60% of the way from there to its pass@8, rounded to .01.
-  0.15M: four rates for stock with n = 4 and n = 8, `line`, `foresight` and `foresight-again` (`once=False`) on seed 100, to
-  the U-shaped target; then the better stock arm and the other three on the seeds 300 to 304, each at its best rate.
+  0.15M: three rates (1.5e-4, 3e-4, 6e-4) for stock with n = 4, `line` and `foresight` on seed 100, to the U-shaped target;
+  then these and `foresight-again` (`once=False`, at the rate of `foresight`) on the seeds 300 to 304, as many as the time
+  allows. If the best rate of an arm is the highest, 1.2e-3 is tried too. (Cut at 01:25, before any run, because the machine
+  is crowded: there were four rates, and n = 8.)
   8M: nothing is tuned, for want of time; each arm has its best rate at 8M on skills/late (stock 7.5e-5, the others 1.5e-4).
   Seeds 300 to 302, first the better foresight of 0.15M, `line` and stock with n = 4. If time is left, `line` and that
   foresight at 3e-4 on seed 100 beside 1.5e-4.
-  A final run ends when both targets are reached and its least budget (6,144; 8M: 4,096) is spent, or at twice the least
-  budget. 135M (`135m-u`, where there is a GPU): as `135m`, its targets by the same rule; not run here.
+  A final run ends when both targets are reached and its least budget of 4,096 is spent, or at twice that. 135M (`135m-u`, where there is a GPU): as `135m`, its targets by the same rule; not run here.
   Bars: `line` over foresight at 8M on the U-shaped set, 1.4 in rollouts and 1.0 in tokens; stock over foresight 5 in
   rollouts and 3 in CPU seconds. The balanced set is told beside it, whatever it shows.
 - A run but for the tuning goes on to its least budget (12,288 rollouts at 0.15M, 8,192 at 8M, 1,792 at 135M) or until two
@@ -265,11 +266,11 @@ SIZES |= {
     "0.15m-u": replace(
         SIZES["0.15m"],
         about="0.15M parameters, U-shaped pool, CPU",
+        rates=(1.5e-4, 3e-4, 6e-4),
         final=tuple(range(300, 305)),
-        least=6_144,
-        every=256,
+        least=4_096,
         heldout=512,
-        arms=("stock-4", "stock-8", "line", "foresight", "foresight-again"),
+        arms=("stock-4", "line", "foresight"),
         target=0.6,
         balanced=0.75,
     ),
@@ -278,7 +279,7 @@ SIZES |= {
         about="8M parameters, U-shaped pool, CPU",
         final=(300, 301, 302),
         least=4_096,
-        every=256,
+        every=512,
         heldout=256,
         chosen={"stock-4": 7.5e-5, "line": 1.5e-4, "foresight": 1.5e-4, "foresight-again": 1.5e-4},
         target=0.6,
@@ -855,8 +856,14 @@ def final_keys(out: Path, size: str) -> Iterator[Key]:
     """The final runs, in order."""
     best, (name, n) = tuned(out, size), best_stock(out, size)
     for seed in SIZES[size].final:
-        for arm in (name, *(arm for arm in best if not arm.startswith("stock")), "line-only"):
-            yield Key(size, arm, best.get(arm, best[name]), seed, n)
+        if SIZES[size].balanced is not None:
+            arms = {name: best[name], "line": best["line"], "foresight": best["foresight"]}
+            arms["foresight-again"] = best["foresight"]
+        else:
+            others = (arm for arm in best if not arm.startswith("stock"))
+            arms = {arm: best.get(arm, best[name]) for arm in (name, *others, "line-only")}
+        for arm, rate in arms.items():
+            yield Key(size, arm, rate, seed, n)
 
 
 def more_keys(out: Path, size: str, arms: Callable[[int], Mapping[str, Arm]]) -> Iterator[Key]:
