@@ -102,9 +102,10 @@ of its prompts at 8M) and outside the clock.
   8M: nothing is tuned, for want of time; each arm has its best rate at 8M on skills/late (stock 7.5e-5, the others 1.5e-4).
   Seeds 300 to 302, first the better foresight of 0.15M, `line` and stock with n = 4. If time is left, `line` and that
   foresight at 3e-4 on seed 100 beside 1.5e-4.
-  A final run ends when both targets are reached and its least budget of 4,096 is spent, or at twice that. 135M (`135m-u`, where there is a GPU): as `135m`, its targets by the same rule; not run here.
-  Bars: `line` over foresight at 8M on the U-shaped set, 1.4 in rollouts and 1.0 in tokens; stock over foresight 5 in
-  rollouts and 3 in CPU seconds. The balanced set is told beside it, whatever it shows.
+  A final run ends when both targets are reached and its least budget of 4,096 is spent, or at twice that. 135M (`135m-u`,
+  where there is a GPU): as `135m`, its targets by the same rule; not run here. Bars: `line` over foresight at 8M on the
+  U-shaped set, 1.4 in rollouts and 1.0 in tokens; stock over foresight 5 in rollouts and 3 in CPU seconds. The balanced set
+  is told beside it, whatever it shows.
 - A run but for the tuning goes on to its least budget (12,288 rollouts at 0.15M, 8,192 at 8M, 1,792 at 135M) or until two
   successive evaluations are at the target, whichever is later, and ends at twice the least budget.
 - This plan was cut after four runs of the tuning (all arms at 1.5e-4), because the machine was busier than expected: before,
