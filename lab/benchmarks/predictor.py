@@ -1,5 +1,6 @@
-"""The predictor: its speed against its bars (`speed`, in `make bench`); in simulation what following a drift gains (`drift`)
-and what drawing by it does to it (`selection`). One thread of BLAS: OMP_NUM_THREADS=1.
+"""The predictor: its speed against its bars (`speed`, in `make bench`); the time of `ask` with fits in it and outside
+(`ask`); in simulation what following a drift gains (`drift`) and what drawing by it does to it (`selection`). One thread of
+BLAS: OMP_NUM_THREADS=1.
 """
 
 from __future__ import annotations
@@ -8,15 +9,18 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
+from typing import Any
 
 import numpy as np
 
 from bars import Bars, with_smallest
-from rollalloc.core.events import Done
+from rollalloc import Allocator, PromptTable, recipes
+from rollalloc.core.events import Done, Updated
 from rollalloc.predict import quality
 from rollalloc.predict.predictor import Predictor
+from rollalloc.recipes.foresight import Foresight
 
 clock = time.process_time  # of one thread: other work on the machine is not ours
 WIDTH = 256  # features of a prompt
@@ -92,6 +96,53 @@ def speed(prompts: int, repeats: int, bars: Bars) -> None:
         asked = iter(rng.integers(prompts, size=(repeats, pool * 512)))
         times = milliseconds(lambda asked=asked: predictor(memory, features, next(asked)), repeats)
         show(f"rates of {pool} x 512", times, bar)
+
+
+@dataclass(frozen=True)
+class FitsInPick(Foresight):
+    """Foresight as it was until 2026-11-28: it fits when it draws, so inside `ask`."""
+
+    def pick(self, memory: Any, k: int, free_N: Any, view: Any, rng: np.random.Generator) -> Any:
+        super().prepare(memory, view)
+        return super().pick(memory, k, free_N, view, rng)
+
+    def prepare(self, memory: Any, view: Any) -> None:
+        """Nothing."""
+
+
+def ask(prompts: int, batches: int) -> None:
+    """The times of `ask`, and of `rest`, in synchronous runs of 32 rollouts a batch that draw the same prompts."""
+    features = {"hidden": np.random.default_rng(0).standard_normal((prompts, WIDTH), np.float32)}
+    table, drawn = PromptTable(prompts, features=features), list[list[int]]()
+    rate_N = 1 / (1 + np.exp(-features["hidden"] @ np.random.default_rng(1).standard_normal(WIDTH) / 8))
+    for name, rule in (("fits in ask", FitsInPick()), ("fits in rest", Foresight())):
+        allocator, rng = (
+            Allocator(replace(recipes.foresight(groups=32), prompts=rule), table, 0),
+            np.random.default_rng(2),
+        )
+        times: dict[str, list[float]] = {"ask": [], "rest": []}
+        drawn.append([])
+        while allocator.version < batches:
+            start = clock()
+            actions = allocator.ask()
+            between = clock()
+            allocator.rest()
+            times["ask"].append(1e3 * (between - start))
+            times["rest"].append(1e3 * (clock() - between))
+            for order in actions.generate:
+                drawn[-1].append(order.prompt)
+                hits = (rng.random(len(order.rollouts)) < rate_N[order.prompt]).astype(float)
+                ends = zip(order.rollouts, hits.tolist(), strict=True)
+                allocator.tell([Done(rollout, hit, hit, 7, allocator.version) for rollout, hit in ends])
+            if actions.batch is not None:
+                allocator.tell([Updated(allocator.version + 1)])
+        shown = {what: np.quantile(found, [0.5, 0.99, 1.0]) for what, found in times.items()}
+        print(
+            f"{name}: "
+            + "; ".join(f"{what} {a:.2f} ms, p99 {b:.2f}, most {c:.2f}" for what, (a, b, c) in shown.items())
+        )
+    if drawn[0] != drawn[1]:
+        raise SystemExit("the two runs drew different prompts")
 
 
 @dataclass(frozen=True)
@@ -193,13 +244,15 @@ def selection(seeds: int, batches: int) -> None:
 
 def main() -> None:
     parser = with_smallest(argparse.ArgumentParser(description=__doc__))
-    parser.add_argument("part", choices=("speed", "drift", "selection"), nargs="?", default="speed")
+    parser.add_argument("part", choices=("speed", "ask", "drift", "selection"), nargs="?", default="speed")
     given = parser.parse_args()
     seeds, batches = (2, 12) if given.smallest else (10, 120)
     if given.part == "speed":
         bars = Bars(judged=not given.smallest)
         speed(*((20_000, 1) if given.smallest else (1_000_000, 7)), bars)
         bars.end()
+    elif given.part == "ask":
+        ask(*((2_000, 12) if given.smallest else (8_192, 200)))
     else:
         {"drift": drift, "selection": selection}[given.part](seeds, batches)
 

@@ -15,7 +15,13 @@ from test_tools import module_at
 
 ROOT = Path(__file__).parents[1]
 BENCHMARKS, EXPERIMENTS = ROOT / "benchmarks", ROOT / "experiments"
-OTHERS = ("predictor.py drift", "predictor.py selection", "rewards.py forks", "rewards.py hostile_functions")
+OTHERS = (
+    "predictor.py ask",
+    "predictor.py drift",
+    "predictor.py selection",
+    "rewards.py forks",
+    "rewards.py hostile_functions",
+)
 NOT_RUN = {  # with the reason
     "against_trl.py": "its smallest run trains for minutes",
     "hostile_functions.py": "functions, which rewards.py calls",
