@@ -117,7 +117,7 @@ def unseen(
         phi_KF = design(rows_ND[kept_N], *scale).astype(np.float64)
         ones_K = np.ones(len(phi_KF))
         nothing_F = np.zeros(phi_KF.shape[1])
-        (theta_F,), _ = fit(phi_KF, hits_N[kept_N], count_N[kept_N], ones_K, 0 * ones_K, [1.0], nothing_F[None])
+        (theta_F,), *_ = fit(phi_KF, hits_N[kept_N], count_N[kept_N], ones_K, 0 * ones_K, [1.0], nothing_F[None])
         said_N[~kept_N] = sigmoid(design(rows_ND[~kept_N], *scale) @ theta_F)
     return said_N
 

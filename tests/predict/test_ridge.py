@@ -49,7 +49,7 @@ def test_each_ridge_ends_where_it_would_alone_and_the_middle_one_with_its_own_sp
     ridges = [0.01, 10.0, 1e4]
     thetas_RF, basis_FF, spread_RF = ridge.fit(phi_KF, *events, ridges, np.zeros((3, 7)))
     for strength, theta_F in zip(ridges, thetas_RF, strict=True):
-        (alone_F,), _, _ = ridge.fit(phi_KF, *events, [strength], np.zeros((1, 7)))
+        (alone_F,), *_ = ridge.fit(phi_KF, *events, [strength], np.zeros((1, 7)))
         np.testing.assert_allclose(theta_F, alone_F, atol=2e-3)
     assert np.abs(thetas_RF[0] - thetas_RF[2]).max() > 1
     # The middle ridge's Σ w n σ(1 - σ) φφᵀ + Λ, written out; its inverse, in the basis.

@@ -179,7 +179,7 @@ def _said(events: _Events, rows_ED: NDArray[np.floating]) -> Floats:
         held_E = fold_E == fold
         some_E = ~held_E & (count_E > 0)
         ones, offset = np.ones(some_E.sum()), np.zeros(some_E.sum())
-        (theta_F,), _ = fit(
+        (theta_F,), *_ = fit(
             phi_EF[some_E], hits_E[some_E], count_E[some_E], ones, offset, [_RIDGE], np.zeros((1, width + 1))
         )
         said_E[held_E] = sigmoid(phi_EF[held_E] @ theta_F)
