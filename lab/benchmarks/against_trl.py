@@ -272,8 +272,8 @@ SIZES |= {
         least=4_096,
         heldout=512,
         arms=("stock-4", "line", "foresight"),
-        target=0.6,
-        balanced=0.75,
+        target=0.55,
+        balanced=0.72,
     ),
     "8m-u": replace(
         SIZES["8m"],
