@@ -267,7 +267,7 @@ SIZES |= {
     "0.15m-u": replace(
         SIZES["0.15m"],
         about="0.15M parameters, U-shaped pool, CPU",
-        rates=(1.5e-4, 3e-4, 6e-4),
+        rates=(1.5e-4, 3e-4, 6e-4, 1.2e-3),
         final=tuple(range(300, 305)),
         least=4_096,
         heldout=512,
