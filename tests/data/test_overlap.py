@@ -4,9 +4,8 @@ from contextlib import nullcontext
 
 import pytest
 
-from rollalloc.data.overlap import normalised, warn_of_shared
+from rollalloc.data.overlap import normalised, refuse_trained_on, warn_of_shared
 from rollalloc.data.prompts import load_prompts, write_prompts
-from rollalloc.train.loading import _check_overlap
 
 
 @pytest.mark.parametrize(
@@ -60,5 +59,5 @@ def test_a_run_is_refused_from_more_than_five_percent_of_shared_prompts_on(tmp_p
     write_prompts(tmp_path / "train.jsonl", [rows[3], rows[3] | {"prompt": "another"}])
     train, held_out = load_prompts(tmp_path / "train.jsonl"), load_prompts(tmp_path / "held.jsonl")
     with pytest.raises(ValueError, match="are refused") if is_refused else nullcontext():
-        _check_overlap(train, held_out, accepted=False)
-    _check_overlap(train, held_out, accepted=True)
+        refuse_trained_on(train, held_out, accepted=False)
+    refuse_trained_on(train, held_out, accepted=True)

@@ -1,4 +1,4 @@
-"""Finds questions that are in both training and evaluation sets."""
+"""Finds questions that are in both training and evaluation sets, or twice in a training set."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from unicodedata import normalize
+
+from rollalloc.data.prompts import PromptSet
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +48,43 @@ def repeated(texts: Sequence[str]) -> dict[int, int]:
         texts: normalised texts.
     """
     return {at: first for at, first in same_text(texts, texts).items() if at != first}
+
+
+def warn_of_repeated(train: PromptSet) -> None:
+    """Warn about training prompts with the same text as another prompt."""
+    again = repeated([normalised(prompt) for prompt in train.prompts])
+    if not again:
+        return
+    keys, truths = train.keys, train.ground_truths
+    differ = sum(truths[at] != truths[first] for at, first in again.items())
+    at, first = next(iter(again.items()))
+    log.warning(
+        "%d of %d training prompts repeat the text of another prompt, such as %r and %r (case, layout and system messages "
+        "are ignored); %d of the repeated prompts have a different ground truth",
+        len(again), len(train), keys[at], keys[first], differ,
+    )  # fmt: skip
+
+
+def refuse_trained_on(train: PromptSet, held: PromptSet, *, accepted: bool) -> None:
+    """Warn about held-out prompts that are in the training set.
+
+    Raises:
+        ValueError: their share is above `MOST_SHARED`, and it is not `accepted`.
+    """
+    shared = same_text(map(normalised, held.prompts), map(normalised, train.prompts))
+    if not shared:
+        return
+    at, seen = next(iter(shared.items()))
+    problem = (
+        f"{len(shared)} of {len(held)} held-out prompts ({len(shared) / len(held):.0%}) are in the training set too, the "
+        f"first {held.keys[at]!r} as {train.keys[seen]!r}. The accuracy partly measures trained prompts"
+    )
+    if len(shared) > MOST_SHARED * len(held) and not accepted:
+        raise ValueError(
+            f"{problem}. More than {MOST_SHARED:.0%} are refused; remove them from one of the files, or accept them with "
+            "--accept-overlap"
+        )
+    log.warning("%s", problem)
 
 
 def warn_of_shared(train: Any, held: Any, name: str, column: str = "prompt") -> None:

@@ -19,7 +19,7 @@ from rollalloc.core.rule import called
 from rollalloc.data.encoding import template_arguments
 from rollalloc.data.feature_blocks import Features
 from rollalloc.data.feature_file import holds_features, read_features
-from rollalloc.data.overlap import MOST_SHARED, normalised, repeated, same_text
+from rollalloc.data.overlap import refuse_trained_on, warn_of_repeated
 from rollalloc.data.prompts import EncodedPrompts, PromptSet, encode_prompts, load_prompts, refuse_longer
 from rollalloc.files.names import ENCODED, FEATURES
 from rollalloc.models.featurizer import features_of, weights_digest
@@ -74,10 +74,10 @@ def check_run(config: Config, like: CheckedRun | None = None) -> CheckedRun:
     if like is None:
         try_reward(config)
         prompts, held = load_prompts(*config.prompts), None
-        _check_repeated(prompts)
+        warn_of_repeated(prompts)
         if config.heldout is not None:
             held = load_prompts(config.heldout)
-            _check_overlap(prompts, held, accepted=config.accept_overlap)
+            refuse_trained_on(prompts, held, accepted=config.accept_overlap)
     else:
         prompts, held = like.prompts, like.heldout
     _refuse_less_than_a_batch(recipe, len(prompts), config.seed)
@@ -115,39 +115,6 @@ def try_reward(config: Config) -> None:
     context = context_of(config.model)
     if context is not None:
         refuse_longer(config.sampling.max_new_tokens, context)
-
-
-def _check_repeated(train: PromptSet) -> None:
-    """Warn about training prompts with the same text as another prompt."""
-    again = repeated([normalised(prompt) for prompt in train.prompts])
-    if not again:
-        return
-    keys, truths = train.keys, train.ground_truths
-    differ = sum(truths[at] != truths[first] for at, first in again.items())
-    at, first = next(iter(again.items()))
-    log.warning(
-        "%d of %d training prompts repeat the text of another prompt, such as %r and %r (case, layout and system messages "
-        "are ignored); %d of the repeated prompts have a different ground truth",
-        len(again), len(train), keys[at], keys[first], differ,
-    )  # fmt: skip
-
-
-def _check_overlap(train: PromptSet, held: PromptSet, *, accepted: bool) -> None:
-    """Warn about held-out prompts in the training set. Without `accepted`, a share above `MOST_SHARED` is a ValueError."""
-    shared = same_text(map(normalised, held.prompts), map(normalised, train.prompts))
-    if not shared:
-        return
-    at, seen = next(iter(shared.items()))
-    problem = (
-        f"{len(shared)} of {len(held)} held-out prompts ({len(shared) / len(held):.0%}) are in the training set too, the "
-        f"first {held.keys[at]!r} as {train.keys[seen]!r}. The accuracy partly measures trained prompts"
-    )
-    if len(shared) > MOST_SHARED * len(held) and not accepted:
-        raise ValueError(
-            f"{problem}. More than {MOST_SHARED:.0%} are refused; remove them from one of the files, or accept them with "
-            "--accept-overlap"
-        )
-    log.warning("%s", problem)
 
 
 def _check_features(config: Config, recipe: Recipe) -> None:
