@@ -8,9 +8,13 @@ from math import inf
 
 import pytest
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from rollalloc import Allocator, Budget, PromptTable, recipes
-from rollalloc.core.events import Done, Updated
-from rollalloc.core.recipe import Replay
+from rollalloc.core.events import Done, EventError, Moved, Updated
+from rollalloc.core.recipe import Gate, Replay, doubts
+from rollalloc.testing import check_recipe
 
 KEYS = tuple(f"prompt {index}" for index in range(6))
 
@@ -121,6 +125,112 @@ def test_a_short_batch_has_replays_too_and_they_make_none_by_themselves(drive):
     assert "is spent" in driver.ask().finished
     assert second[2] == set(rollouts(first[0] + second[0]))  # at the end
     assert driver.allocator.state_dict()["kept"] == []
+
+
+# --------------------------------------------------------------------------------------------------------------- the gate
+
+GATED = replaying(gate=Gate(most=0.25, pause=2))
+
+
+def gated_batch(allocator, moved):
+    """Make a batch, tell how far its replayed rows have moved, and train. Return its new rows and its replayed ones."""
+    while (batch := allocator.batch) is None:
+        actions = allocator.ask()
+        allocator.tell([Done(r, 1, 1, 1, allocator.version) for o in actions.generate for r in o.rollouts])
+    if any(row.replays for row in batch.rows):
+        allocator.tell([Moved(moved)])
+    trained = allocator.batch
+    allocator.tell([Updated(allocator.version + 1)])
+    return [[row for row in trained.rows if bool(row.replays) is again] for again in (False, True)]
+
+
+def test_replayed_rows_that_moved_beyond_the_bound_are_left_out_and_replay_pauses():
+    allocator = Allocator(GATED, 6, 0)
+    made = [gated_batch(allocator, moved) for moved in (0, 0.25, 0.26, 0, 0, 0.1)]
+    assert [len(fresh) for fresh, _ in made] == [2] * 6  # new rows are always trained on
+    assert [len(again) for _, again in made] == [0, 2, 0, 0, 0, 9]
+    assert (allocator.replayed, allocator.left_out) == (2 + 9, 4)
+    assert {row.replays for row in made[5][1]} == {1, 2}  # those left out come back as they were
+
+
+def test_without_a_pause_the_next_batch_asks_the_gate_again():
+    allocator = Allocator(replaying(gate=Gate(most=0.25, pause=0)), 6, 0)
+    assert [len(gated_batch(allocator, moved)[1]) for moved in (0, 1, 0)] == [0, 0, 4]
+
+
+def test_a_gate_resumes_in_the_midst_of_a_pause():
+    whole = Allocator(GATED, PromptTable(KEYS), 0)
+    for moved in (0, 1):
+        gated_batch(whole, moved)
+    copy = copy_of(whole)
+    for moved in (0, 0, 0.1, 1, 0, 0, 0.2):
+        assert gated_batch(copy, moved) == gated_batch(whole, moved)
+    assert (copy.replayed, copy.left_out) == (whole.replayed, whole.left_out)
+    assert json.dumps(copy.state_dict()) == json.dumps(whole.state_dict())
+
+
+@given(st.lists(st.floats(0, 1), max_size=12), st.floats(0, 1), st.integers(0, 4))
+def test_rows_are_replayed_where_they_have_not_moved_and_no_pause_is_on(shares, most, pause):
+    """As counted by hand: a batch asks the gate unless one of the last `pause` was left out."""
+    allocator, asked_from, left_out = Allocator(replaying(gate=Gate(most=most, pause=pause)), 6, 0), 1, 0
+    for version, share in enumerate(shares):
+        _, again = gated_batch(allocator, share)
+        asked = version >= asked_from
+        assert bool(again) is (asked and share <= most)
+        if asked and share > most:
+            asked_from = version + 1 + pause
+            left_out += min(9, 2 * version)
+        assert allocator.left_out == left_out
+
+
+def test_the_laws_hold_behind_a_gate():
+    gate = Gate(most=0.5, pause=1)
+    check_recipe(replace(recipes.reinforce(3, replay=4), replay=Replay(rows=4, max_staleness=3, gate=gate)), seeds=(0, 1))
+
+
+def test_a_gate_that_leaves_everything_out_says_so_and_again_each_time_it_has_doubled():
+    allocator, said = Allocator(replaying(gate=Gate(most=0, pause=1)), 6, 0), []
+    for _ in range(40):
+        while (batch := allocator.batch) is None:
+            actions = allocator.ask()
+            allocator.tell([Done(r, 1, 1, 1, allocator.version) for o in actions.generate for r in o.rollouts])
+        if any(row.replays for row in batch.rows):
+            allocator.tell([Moved(1)])
+        said += [line] if (line := allocator.shut_gate()) else []
+        allocator.tell([Updated(allocator.version + 1)])
+    assert [line.split(" batches")[0] for line in said] == [
+        f"replay gives nothing: in each of the last {count}" for count in (8, 16)
+    ]
+    assert "replay=0" in said[0]
+
+
+def test_one_batch_that_may_be_replayed_ends_the_count_of_those_that_may_not():
+    allocator = Allocator(replaying(gate=Gate(most=0.5, pause=0)), 6, 0)
+    for moved in (0, *[1] * 7, 0, *[1] * 7):
+        gated_batch(allocator, moved)
+    assert allocator.shut_gate() is None
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.1, float("nan"), None, "much"])
+def test_a_share_that_is_none_is_refused(kept, share):
+    allocator = copy_of(kept, GATED, accept_recipe=True)
+    with pytest.raises(EventError, match=r"share must be a share of tokens in \[0, 1\]"):
+        allocator.tell([Moved(share)])
+    assert allocator.batch == kept.batch
+
+
+def test_moved_is_refused_without_a_gate_or_without_replayed_rows(kept):
+    with pytest.raises(EventError, match="has no gate"):
+        kept.tell([Moved(0.5)])
+    allocator = copy_of(kept, GATED, accept_recipe=True)
+    allocator.tell([Moved(1)])
+    with pytest.raises(EventError, match="no batch with replayed rows is out"):
+        allocator.tell([Moved(0)])
+
+
+def test_more_rows_than_can_be_kept_are_doubted():
+    assert doubts(recipes.reinforce(4, replay=48)) == []
+    assert "have 48 rows at most" in doubts(recipes.reinforce(4, replay=49))[0]
 
 
 # -------------------------------------------------------------------------------------------------------- a save and a load

@@ -17,10 +17,11 @@ from rollalloc.testing import trace
 MADE = {
     recipes.grpo: {
         "groups": (4, 3), "n": (4, 2), "deviation": (None, "sample"), "replay": (4, 2), "replay_staleness": (3, 20),
+        "replay_moved": (0.2, None), "replay_pause": (4, 2),
     },
     recipes.reinforce: {
         "groups": (4, 3), "n": (2, 1), "baseline": ("batch", "running"), "neg": (1.0, 0.3), "replay": (4, 2),
-        "replay_staleness": (3, 20),
+        "replay_staleness": (3, 20), "replay_moved": (0.2, None), "replay_pause": (4, 2),
     },
     recipes.rloo: {"groups": (4, 3), "n": (4, 2)},
     recipes.dr_grpo: {"groups": (4, 3), "n": (4, 2)},
@@ -33,7 +34,7 @@ MADE = {
     },
     recipes.foresight: {
         "groups": (4, 3), "n": (2, 1), "exponent": (3.0, 1.0), "neg": (0.3, 1.0), "floor": (0.1, 0.2), "once": (False, True),
-        "replay": (4, 2), "replay_staleness": (3, 20),
+        "replay": (4, 2), "replay_staleness": (3, 20), "replay_moved": (0.2, None), "replay_pause": (4, 2),
     },
     recipes.dapo: {
         "groups": (4, 3), "n": (4, 2), "gen_groups": (12, 6), "surplus": ("discard", "carry"), "max_candidates": (None, 16),

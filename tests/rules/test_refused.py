@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from rollalloc import recipes
-from rollalloc.core.recipe import Replay
+from rollalloc.core.recipe import Gate, Replay
 from rollalloc.core.rule import Act, Verdict
 from rollalloc.recipes.cgrpo import FirstSuccesses, Resolved
 from rollalloc.recipes.darts import Priced, Redundant, SampledTail, ShortestAndLongest
@@ -122,6 +122,10 @@ WRONG = [
     (replay, "times must be a whole number of at least 1", each("times", 0)),
     (replay, "max_staleness must be a whole number of at least 1", each("max_staleness", 0)),
     (replay, "above must be a number, got nan", each("above", NAN)),
+    (Gate, r"most must be a share of tokens in \[0, 1\]", each("most", -0.1, 1.1, NAN)),
+    (partial(Gate, most=0.5), "pause must be a whole number of at least 0", each("pause", -1, 0.5)),
+    (recipes.grpo, r"replay_moved must be a share of tokens in \[0, 1\], or None", each("replay_moved", -0.1, 1.1, NAN)),
+    (recipes.reinforce, "replay_pause must be a whole number of at least 0", each("replay_pause", -1)),
     (recipes.cgrpo, "at least two numbers of rollouts, so that", each("sizes_S", (2,))),
     (recipes.cgrpo, "sizes_S must be increasing", each("sizes_S", (4, 4))),
     (darts, r"least must be .* of at least 4 \(4 rollouts of each group are trained on\), got", each("least", 3)),

@@ -25,6 +25,7 @@ from rollalloc.core.events import (
     EventError,
     Failed,
     MetricError,
+    Moved,
     NoProgress,
     Offered,
     Order,
@@ -65,6 +66,7 @@ class Allocator:
         tokens_paid: tokens of all rollouts that have ended.
         epoch: number of the current pass over the prompts, from 0.
         replayed: number of rows that were trained on again, summed over all batches.
+        left_out: number of rows that the gate of the recipe's replay left out, summed over all batches.
         teaching: how many recent rollouts gave a learning signal; read only.
         selection: compares the rows that are new in the batch with all rollouts since the last `Updated`, by mean length
             and difficulty; read only.
@@ -85,6 +87,7 @@ class Allocator:
     tokens_paid: int = _of_run("budgets.tokens")
     epoch: int = _of_run("pool.epoch")
     replayed: int = _of_run("replayed")
+    left_out: int = _of_run("left_out")
     teaching: Teaching = _of_run("teaching")
     selection: Selection = _of_run("selection")
 
@@ -134,6 +137,8 @@ class Allocator:
                 lifecycle.on_lost(self._run, event)
             case Updated():
                 lifecycle.on_updated(self._run, event)
+            case Moved():
+                lifecycle.on_moved(self._run, event)
             case Offered():
                 lifecycle.on_offered(self._run, event)
             case _:
@@ -299,6 +304,10 @@ class Allocator:
     def few_prompts(self) -> str | None:
         """A warning to log after a batch if few prompts are left to draw, or None."""
         return decisions.few_prompts(self._run) if self._run.pool.should_warn else None
+
+    def shut_gate(self) -> str | None:
+        """A warning to log after `Moved` if the gate has left out all replayed rows for many batches, or None."""
+        return decisions.shut_gate(self._run)
 
     def watch(self, on_close: Callable[[int, str], None]) -> None:
         """Call a function with the id and the fate of each group that ends, such as "trained" or "out_of_band/solved".

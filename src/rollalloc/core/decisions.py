@@ -71,6 +71,21 @@ def prompts_halt(run: Run) -> Halt:
     )
 
 
+_SHUT = 8  # warn if the gate left out the replayed rows of this many batches in a row, and again each time it doubles
+
+
+def shut_gate(run: Run) -> str | None:
+    """Return a warning if the gate left out the replayed rows of the outstanding batch and of many before it, or None."""
+    gate, times = run.recipe.gate, run.shut // _SHUT
+    if gate is None or run.replay_from != run.version + 1 + gate.pause or run.shut % _SHUT or times & (times - 1):
+        return None
+    return (
+        f"replay gives nothing: in each of the last {run.shut} batches that had replayed rows, more than {gate.most:.0%} of "
+        "their tokens had moved, so that they were left out. Replay younger rows (replay_staleness), lower the learning "
+        "rate, raise the bound (replay_moved), or turn replay off (replay=0), which saves measuring them"
+    )
+
+
 def few_prompts(run: Run) -> str:
     """Return a warning: the number of prompts left to draw, the reasons, and a remedy. Every driver logs this warning."""
     left, prompts, why = run.pool.left, len(run.table), ". ".join(_remedies(run))
@@ -409,7 +424,7 @@ def _checked_advantages(rule: Any, answer: ArrayLike, count: int) -> list[float]
 def _replays(run: Run) -> list[Row]:
     """Draw the rows to replay, at random from the kept rows of earlier batches."""
     replay = run.recipe.replay
-    if replay is None or not run.kept:
+    if replay is None or not run.kept or run.version < run.replay_from:
         return []
     kept = sorted(run.kept)
     if len(kept) > replay.rows:

@@ -1,9 +1,9 @@
 """The messages between a driver and the core: events that the driver reports, and actions that the core returns.
 
-A driver *tells* the core `Done`, `Failed`, `Cancelled` and `Updated` (and `Offered`, if a framework's own data loader
-picks the prompts). It *asks* the core for `Actions`. Messages contain only ids and numbers. Texts, tensors and token
-log-probabilities are the payload of a rollout: the driver keeps them until the core lists that rollout in
-`Actions.release`.
+A driver *tells* the core `Done`, `Failed`, `Cancelled` and `Updated`; also `Offered`, if a framework's own data loader
+picks the prompts, and `Moved`, if the recipe's replay has a gate. It *asks* the core for `Actions`. Messages contain only
+ids and numbers. Texts, tensors and token log-probabilities are the payload of a rollout: the driver keeps them until the
+core lists that rollout in `Actions.release`.
 
 Events are frozen dataclasses. Orders and rows are named tuples: thousands are created, and named tuples are cheaper.
 """
@@ -115,6 +115,20 @@ class Updated:
 
 
 @dataclass(frozen=True, slots=True)
+class Moved:
+    """The policy has moved this far away from the replayed rows of the outstanding batch.
+
+    For recipes whose replay has a gate (`Recipe.gate`). Tell this before the batch is trained on, and then read
+    `Allocator.batch` again: beyond the gate's bound, it has no replayed rows any more.
+
+    Attributes:
+        share: share of the replayed rows' tokens that have moved, in [0, 1].
+    """
+
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
 class Offered:
     """A framework's own data loader hands over prompts, for recipes whose prompt rule is `AsOffered`.
 
@@ -127,7 +141,7 @@ class Offered:
     epoch: int
 
 
-Event = Done | Failed | Cancelled | Updated | Offered
+Event = Done | Failed | Cancelled | Updated | Moved | Offered
 
 
 class Order(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from operator import attrgetter, index
 from typing import Any
 
@@ -15,6 +16,7 @@ from rollalloc.core.events import (
     EventError,
     Failed,
     MetricError,
+    Moved,
     Offered,
     Row,
     RuleError,
@@ -122,6 +124,28 @@ def on_updated(run: Run, event: Updated) -> None:
     # Groups that still run too, because what is still generated for them would be thrown away.
     for group in [group for group in run.flight.groups.values() if run.stale(group)]:
         drop(run, group, "stale", NOW)
+
+
+def on_moved(run: Run, event: Moved) -> None:
+    """Ask the gate about the outstanding batch. If it is shut, take the replayed rows out of the batch and pause replay."""
+    batch, gate = run.batch, run.recipe.gate
+    fresh = () if batch is None else tuple(row for row in batch.rows if not row.replays)
+    if gate is None or batch is None or len(fresh) == len(batch.rows):
+        why = "the recipe's replay has no gate" if gate is None else "no batch with replayed rows is out"
+        raise EventError(
+            f"Moved({event.share!r}): {why}; tell one Moved for each batch with replayed rows, before Updated"
+        )
+    if not _holds(lambda: 0 <= event.share <= 1):
+        raise EventError(f"Moved: share must be a share of tokens in [0, 1], got {event.share!r}")
+    if gate.opens(float(event.share)):
+        run.shut = 0
+        return
+    left_out = len(batch.rows) - len(fresh)
+    run.shut += 1
+    run.left_out += left_out
+    run.replayed -= left_out
+    run.replay_from = run.version + 1 + gate.pause
+    run.batch = replace(batch, rows=fresh)
 
 
 def _moved(event: Updated) -> float:

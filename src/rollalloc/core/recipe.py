@@ -37,6 +37,37 @@ _MOST_FAILURES = 255  # the statistics store this count in one byte
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Gate:
+    """Leave replayed rows out, and pause replay, where the policy has moved too far away from them.
+
+        moved > most:  the batch is trained without its replayed rows, and the next `pause` batches have none
+
+    `moved` is the share of the replayed rows' tokens whose probability has changed by more than a factor
+    (`rollalloc.models.likelihood.moved_tokens`). The trainer measures it under the weights that the batch is about to
+    change, and reports it as `Moved`. New rows are always trained on.
+
+    Attributes:
+        most: largest share of moved tokens with which replayed rows are trained on, in [0, 1].
+        pause: number of batches without replay after a batch that was beyond the bound; 0 or more.
+
+    Raises:
+        ValueError: a number is out of its range.
+    """
+
+    most: float
+    pause: int = 4
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.most <= 1:
+            raise ValueError(f"most must be a share of tokens in [0, 1], got {self.most!r}")
+        at_least("pause", self.pause, 0)
+
+    def opens(self, moved: float) -> bool:
+        """Whether replayed rows of which this share of tokens has moved are trained on."""
+        return moved <= self.most
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
     """Train again on rows of earlier batches, in addition to the new rows.
 
@@ -47,6 +78,7 @@ class Replay:
             the rollout's first token.
         above: only rows with an advantage above this number are kept for replay. 0 keeps rows that did better than
             expected; -inf keeps all rows.
+        gate: when the replayed rows of a batch are left out. None: never.
 
     Raises:
         ValueError: a number is out of its range.
@@ -56,6 +88,7 @@ class Replay:
     times: int | None = None
     max_staleness: int
     above: float = 0.0
+    gate: Gate | None = None
 
     def __post_init__(self) -> None:
         for name in ("rows", "max_staleness", *(("times",) if self.times is not None else ())):
@@ -305,6 +338,11 @@ class Recipe:
         return self.rows.traits.rows
 
     @property
+    def gate(self) -> Gate | None:
+        """When the replayed rows of a batch are left out; None: never, or no row is replayed."""
+        return None if self.replay is None else self.replay.gate
+
+    @property
     def reads_features(self) -> bool:
         """Whether the prompt rule uses the table's features."""
         return self.prompts.traits.reads_features
@@ -369,11 +407,26 @@ def refuse_unteachable(recipe: Recipe) -> None:
 def doubts(recipe: Recipe) -> list[str]:
     """What the user may not have meant, for drivers to log before the run, such as a window that no group can hit."""
     rollouts_S = _most_rollouts(recipe)
-    return [
+    doubts = [
         doubt
         for stage, rollouts in zip(recipe.stages, rollouts_S, strict=True)
         for doubt in stage.judge.doubts(rollouts)
     ]
+    return [*doubts, *_doubts_of_replay(recipe)]
+
+
+def _doubts_of_replay(recipe: Recipe) -> list[str]:
+    """More rows to replay than batches of the allowed age have."""
+    replay, sizes = recipe.replay, (recipe.group_rows, _most_rollouts(recipe)[-1])
+    each = min((most for most in sizes if most is not None), default=None)
+    most = None if replay is None or each is None else recipe.groups * each * replay.max_staleness
+    if replay is None or most is None or replay.rows <= most:
+        return []
+    why = (
+        f"replay of {replay.rows:,} rows: batches of {recipe.groups} × {each} have {most:,} rows at most that are no "
+        f"older than {replay.max_staleness} updates, so no batch gets more; allow older rows or replay fewer"
+    )
+    return [why]
 
 
 def unteachable(recipe: Recipe) -> str | None:

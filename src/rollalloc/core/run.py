@@ -215,6 +215,9 @@ class Run:
         kl_sum: sum of `Updated.approx_kl` so far.
         kept: rows that may be replayed, by rollout. The rows of a batch are added when its `Updated` arrives.
         replayed: number of rows trained on again, summed over all batches.
+        left_out: number of rows that were to be trained on again and that the gate left out, summed over all batches.
+        shut: number of batches in a row whose replayed rows the gate left out.
+        replay_from: the first version whose batch may have replayed rows.
         cancel: rollouts to stop, not yet listed in any `Actions`.
         release: rollouts whose payload may be freed, not yet listed in any `Actions`.
         batch: the batch that was handed out and for which `Updated` has not arrived yet.
@@ -255,7 +258,7 @@ class Run:
         self.drawn: list[tuple[Drawn, int]] = []
         self.kl_sum = 0.0
         self.kept: dict[int, Row] = {}
-        self.replayed = 0
+        self.replayed = self.left_out = self.shut = self.replay_from = 0
         self.cancel: list[int] = []
         self.release: list[int] = []
         self.batch: Batch | None = None

@@ -29,10 +29,13 @@ from rollalloc.core.recipe import Recipe
 from rollalloc.core.rule import CAUSES, PromptRule
 from rollalloc.core.run import Run
 
-SCHEMA = 18
+SCHEMA = 19
 _IN_FLIGHT = frozenset({Phase.RUNNING, Phase.WAITING, Phase.READY})
 _GROUP = tuple(Group(0, Drawn(GONE), 0, PromptStatistics(1)).state_dict())
-_COUNTS = ("version", "next_group", "next_rollout", "barren", "failing", "replayed")
+_COUNTS = (
+    *("version", "next_group", "next_rollout", "barren", "failing", "replayed"),
+    *("left_out", "shut", "replay_from"),
+)
 
 
 # What a state contains, and how each part is made of a run. `load` compares only the names, without making the parts.

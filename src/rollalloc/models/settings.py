@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import inf
-from typing import Literal, get_args
+from math import inf, log
+from typing import Any, Literal, get_args
 
 from rollalloc.core.recipe import at_least
 
@@ -133,6 +133,18 @@ class Clip:
             raise ValueError(f"expected low in (0, 1], high above 0 and stale of at least 1, got {self}")
         if self.dual is not None and not 1 < self.dual < inf:
             raise ValueError(f"expected dual above 1 and finite, or None for no bound, got {self.dual}")
+
+
+def has_moved(change_T: Any) -> Any:
+    """Whether a token's probability has changed so much that the loss would clip its ratio, by the default limits.
+
+        exp(change) < 1 - low  or  exp(change) > 1 + high
+
+    Args:
+        change_T: log-probability now, minus the log-probability when the token was sampled. A tensor or an array.
+    """
+    clip = Clip()
+    return (change_T < log(1 - clip.low)) | (change_T > log(1 + clip.high))
 
 
 @dataclass(frozen=True, slots=True)

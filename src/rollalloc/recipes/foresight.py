@@ -21,7 +21,7 @@ from rollalloc.core.recipe import Recipe, at_least
 from rollalloc.core.rule import Drawn, Memory, PromptRule, PromptTraits, View
 from rollalloc.predict import quality
 from rollalloc.predict.predictor import Predictor
-from rollalloc.recipes.grpo import grpo
+from rollalloc.recipes.grpo import grpo, replayed
 from rollalloc.recipes.reinforce import shape
 from rollalloc.recipes.shapes import sized
 from rollalloc.rules import advantages, judges
@@ -38,6 +38,8 @@ def foresight(
     once: bool = True,
     replay: int = 0,
     replay_staleness: int = 12,
+    replay_moved: float | None = None,
+    replay_pause: int = 4,
 ) -> Recipe:
     """Foresight: predict success rates, to draw prompts and to compute baselines. docs/foresight.md.
 
@@ -61,8 +63,11 @@ def foresight(
         replay: maximum number of rows of earlier batches to train on again in each batch; 0 or more. Only rollouts that
             did better than expected are replayed.
         replay_staleness: maximum age of a replayed rollout, in updates of the weights; at least 1.
+        replay_moved: leave the replayed rows of a batch out if more than this share of their tokens has moved, in [0, 1]
+            (`Gate`). None: never.
+        replay_pause: number of batches without replay after a batch whose replayed rows were left out; 0 or more.
     """
-    base = grpo(groups, n, replay=replay, replay_staleness=replay_staleness)
+    base = replace(grpo(groups, n), replay=replayed(replay, replay_staleness, replay_moved, replay_pause))
     return replace(
         base,
         stages=(replace(base.stages[0], judge=judges.Complete(NEXT_EPOCH if once or exponent is None else NOW)),),

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rollalloc.core.recipe import Budget, Recipe, Replay, Stage, at_least
+from rollalloc.core.recipe import Budget, Gate, Recipe, Replay, Stage, at_least
 from rollalloc.recipes.shapes import Sizes, plain, sized
 from rollalloc.rules import advantages, intake, judges, promote, prompts, rows, sizes
 
@@ -36,6 +36,8 @@ def grpo(
     deviation: advantages.Deviation | None = None,
     replay: int = 0,
     replay_staleness: int = 12,
+    replay_moved: float | None = None,
+    replay_pause: int = 4,
 ) -> Recipe:
     """GRPO: generate n rollouts of each of `groups` prompts, and train on all of them. arXiv 2402.03300.
 
@@ -54,9 +56,10 @@ def grpo(
         replay: maximum number of rows of earlier batches to train on again in each batch; 0 or more. Only rollouts that
             did better than their group are replayed.
         replay_staleness: maximum age of a replayed rollout, in updates of the weights; at least 1.
+        replay_moved: leave the replayed rows of a batch out if more than this share of their tokens has moved, in [0, 1]
+            (`Gate`). None: never.
+        replay_pause: number of batches without replay after a batch whose replayed rows were left out; 0 or more.
     """
-    at_least("replay", replay, 0)
-    at_least("replay_staleness", replay_staleness, 1)
     return Recipe(
         groups=groups,
         stages=(Stage("rollout", sizes.Fixed(n), judges.Complete(), None, promote.Oldest()),),
@@ -68,8 +71,23 @@ def grpo(
         max_candidates=None,
         budget=Budget(),
         quarantine_after=QUARANTINE_AFTER,
-        replay=Replay(rows=replay, max_staleness=replay_staleness) if replay else None,
+        replay=replayed(replay, replay_staleness, replay_moved, replay_pause),
     )
+
+
+def replayed(rows: int, staleness: int, moved: float | None, pause: int) -> Replay | None:
+    """The replay of the parameters `replay`, `replay_staleness`, `replay_moved` and `replay_pause` of a recipe.
+
+    Raises:
+        ValueError: a number is out of its range.
+    """
+    at_least("replay", rows, 0)
+    at_least("replay_staleness", staleness, 1)
+    at_least("replay_pause", pause, 0)
+    if moved is not None and not 0 <= moved <= 1:
+        raise ValueError(f"replay_moved must be a share of tokens in [0, 1], or None for no gate, got {moved!r}")
+    gate = None if moved is None else Gate(most=moved, pause=pause)
+    return Replay(rows=rows, max_staleness=staleness, gate=gate) if rows else None
 
 
 @sized(shape)

@@ -22,7 +22,7 @@ from rollalloc.core.group import GroupView
 from rollalloc.core.prompts import PromptTable
 from rollalloc.core.recipe import Recipe, one_of
 from rollalloc.core.rule import Drawn, Memory, PromptTraits, View
-from rollalloc.recipes.grpo import grpo
+from rollalloc.recipes.grpo import grpo, replayed
 from rollalloc.recipes.shapes import Sizes, plain, sized
 from rollalloc.rules import advantages
 from rollalloc.rules.prompts import Shuffled
@@ -46,6 +46,8 @@ def reinforce(
     neg: float | None = None,
     replay: int = 0,
     replay_staleness: int = 12,
+    replay_moved: float | None = None,
+    replay_pause: int = 4,
 ) -> Recipe:
     """REINFORCE: one rollout for each of many prompts, and one baseline for the whole batch. Williams 1992.
 
@@ -68,9 +70,12 @@ def reinforce(
         replay: maximum number of rows of earlier batches to train on again in each batch; 0 or more. Only rollouts that
             did better than the baseline are replayed.
         replay_staleness: maximum age of a replayed rollout, in updates of the weights; at least 1.
+        replay_moved: leave the replayed rows of a batch out if more than this share of their tokens has moved, in [0, 1]
+            (`Gate`). None: never.
+        replay_pause: number of batches without replay after a batch whose replayed rows were left out; 0 or more.
     """
     one_of("baseline", baseline, ("batch", "running"))
-    base = grpo(groups, n, replay=replay, replay_staleness=replay_staleness)
+    base = replace(grpo(groups, n), replay=replayed(replay, replay_staleness, replay_moved, replay_pause))
     prompts = RunningMean() if baseline == "running" else base.prompts
     return replace(base, prompts=prompts, advantage=advantages.Rewards(), over_batch=advantages.BatchMean(neg))
 

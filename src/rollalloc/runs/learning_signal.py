@@ -47,14 +47,14 @@ def share_taught(accounts: Mapping[str, int]) -> float | None:
 
 
 def notices(allocator: Allocator, more: str = "") -> list[str]:
-    """The warnings to log after a batch: most rollouts had no effect on training, or few prompts are left to draw.
+    """The warnings to log after a batch: most rollouts had no effect, few prompts are left, or replay gives nothing.
 
     Args:
         allocator: the run's allocator.
         more: text to add to the first of these warnings.
     """
     line = in_words(allocator.teaching.shares()) if allocator.teaching.should_warn else None
-    lines = (None if line is None else line + more, allocator.few_prompts())
+    lines = (None if line is None else line + more, allocator.few_prompts(), allocator.shut_gate())
     return [line for line in lines if line is not None]
 
 

@@ -109,6 +109,13 @@ TABLE: Mapping[str, tuple[Metric, ...]] = {
         Metric("rows", "rows", "rows in the batch, including replayed rows", _BATCHES, COUNT),
         Metric("groups", "groups", "groups in the batch, without replayed rows", _BATCHES, COUNT),
         Metric("replayed", "rows", "rows in the batch that are replayed from earlier batches", _BATCHES, COUNT),
+        Metric(
+            "moved",
+            "share",
+            "with a gate: share of the tokens of the rows to be replayed that have moved; null if there are no such rows",
+            _BATCHES,
+        ),
+        Metric("left_out", "rows", "with a gate: rows to be replayed that it has left out so far", _BATCHES, COUNT),
         Metric("short", "0 or 1", "1 if the batch has fewer groups than the recipe asks for", _BATCHES),
         Metric("short_because", "text", "why the batch is short; null if it is not", _BATCH),
         Metric(

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rollalloc.core.events import Actions, Batch, Cancelled, Done, Event, Failed, Order, Row, Updated
+from rollalloc.core.events import Actions, Batch, Cancelled, Done, Event, Failed, Moved, Order, Row, Updated
 from rollalloc.core.recipe import Recipe
 from rollalloc.core.rule import Act, Verdict
 
@@ -43,6 +43,8 @@ class Auditor:
     trained: set[int] = field(default_factory=set[int])
     row_of: dict[int, Row] = field(default_factory=dict[int, Row])  # the last row of each trained rollout
     replayed: int = 0
+    left_out: int = 0
+    replay_from: int = 0  # the first version whose batch may have replayed rows
     trained_groups: set[int] = field(default_factory=set[int])
     in_batch: set[int] = field(default_factory=set[int])
     too_old: set[int] = field(default_factory=set[int])  # groups that became too old with an update
@@ -70,8 +72,20 @@ class Auditor:
                 self.version = event.version
                 self.due, self.in_batch = self.due | self.in_batch, set()
                 self.too_old.update(group for group in self.groups if self._is_stale(group))
+            case Moved() if self.recipe.gate is not None and event.share > self.recipe.gate.most:
+                self._leave_out(self.recipe.gate.pause)
             case _:
                 pass
+
+    def _leave_out(self, pause: int) -> None:
+        """The batch is trained without its replayed rows, which may come back after the pause."""
+        again = [self.row_of[rollout] for rollout in self.in_batch if self.row_of[rollout].replays]
+        self.row_of.update((row.rollout, row._replace(replays=row.replays - 1)) for row in again)
+        self.in_batch -= {row.rollout for row in again}
+        self.due |= {row.rollout for row in again}
+        self.replayed -= len(again)
+        self.left_out += len(again)
+        self.replay_from = self.version + 1 + pause
 
     def _stopped(self, rollout: int) -> bool:
         """Whether a result is no longer needed: its rollout was cancelled, or its group is over or ready for a batch."""
@@ -169,6 +183,7 @@ class Auditor:
         for row in again:
             self._replay(row, batch.version)
         expect(12, not again or len(again) <= self.recipe.replay.rows, f"{len(again)} rows replayed")  # pyright: ignore
+        expect(12, not again or batch.version >= self.replay_from, f"{len(again)} rows replayed in a pause of the gate")
         self.replayed += len(again)
         for row in batch.rows:
             self.row_of[row.rollout] = row

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from rollalloc.core.allocator import Allocator
-from rollalloc.core.events import Actions, Cancelled, Event, Failed, Offered, Updated
+from rollalloc.core.events import Actions, Batch, Cancelled, Event, Failed, Moved, Offered, Updated
 from rollalloc.core.prompts import PromptTable
 from rollalloc.core.recipe import Recipe
 from rollalloc.core.rule import OfferedPromptRule
@@ -93,10 +93,23 @@ class AuditedRun:
         self.audit.answered(actions, capacity)
         self.audit.accounts(self.allocator.accounts())
         expect(12, self.allocator.replayed == self.audit.replayed, f"`replayed` is wrong: {self.allocator.replayed}")
+        if actions.batch is not None:
+            self._measure(actions.batch)
         for order in actions.generate:
             self.running |= dict.fromkeys(order.rollouts, (order.prompt, self.allocator.version))
         self.finished = actions.finished if actions.batch is None and not self.audit.in_batch else None
         return actions
+
+    def _measure(self, batch: Batch) -> None:
+        """Act as a trainer with a gate: tell how far the replayed rows have moved, and check what is left of the batch."""
+        if self.allocator.recipe.gate is None or not any(row.replays for row in batch.rows):
+            return
+        self.tell([Moved(float(self.rng.random()))])
+        left = self.allocator.batch
+        trained = set[int]() if left is None else {row.rollout for row in left.rows}
+        expect(12, trained == self.audit.in_batch, "the gate left out other rows than the replayed ones")
+        expect(12, self.allocator.left_out == self.audit.left_out, f"`left_out` is wrong: {self.allocator.left_out}")
+        expect(12, self.allocator.replayed == self.audit.replayed, f"`replayed` is wrong: {self.allocator.replayed}")
 
     def _offer(self) -> None:
         """Act as a framework's data loader: offer prompts until the allocator wants no more."""

@@ -77,11 +77,12 @@ class Notices:
             self._warn_of_no_signal(in_words(allocator.teaching.final_shares()), allocator.paid)
 
     def check_batch(self, allocator: Allocator) -> None:
-        """Check, after each batch, whether rollouts still teach, and whether prompts are left to draw."""
+        """Check, after each batch, whether rollouts still teach, prompts are left to draw, and rows are still replayed."""
         if allocator.teaching.should_warn:
             self._warn_of_no_signal(in_words(allocator.teaching.shares()), allocator.paid)
-        if (line := allocator.few_prompts()) is not None:
-            log.warning("%s", line)
+        for line in (allocator.few_prompts(), allocator.shut_gate()):
+            if line is not None:
+                log.warning("%s", line)
 
     def _warn_of_no_signal(self, text: str | None, paid: int) -> None:
         """Warn that rollouts give no learning signal, unless the last warning had the same text.

@@ -148,6 +148,10 @@ class Updates(Protocol):
         """
         ...
 
+    def moved(self, batch: Batch, generations: Any) -> float:
+        """The share of the replayed rows' tokens that have moved, see `Updater.moved`. Called only if there is a gate."""
+        ...
+
     def save(self, batches: int) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
         """The weights for the checkpoint after this many batches: entries of its state, and tensors by file and name."""
         ...

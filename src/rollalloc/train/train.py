@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import Any, NoReturn
 
 from rollalloc.core.allocator import Allocator
-from rollalloc.core.events import Actions, Batch, NoScores, Updated
+from rollalloc.core.events import Actions, Batch, Moved, NoScores, Updated
 from rollalloc.core.recipe import Recipe
 from rollalloc.data.feature_blocks import Features
 from rollalloc.data.prompts import EncodedPrompts
@@ -309,6 +309,7 @@ class Loop(ABC):
         """Take the configured number of optimizer steps on a batch, and tell the allocator the new version."""
         started = time.perf_counter()
         counters = self.counters
+        batch, gated = self._admit(batch)
         figures_of_batch = of_batch(self.allocator, batch)
         if self.config.notices:
             self._notices.check_batch(self.allocator)
@@ -349,9 +350,25 @@ class Loop(ABC):
                 **self.allocator.prompt_counts(),
                 "prediction": self.allocator.prompt_figures(),
                 **figures,
+                **gated,
                 "update_seconds": round(seconds, 4),
             }
         )
+
+    def _admit(self, batch: Batch) -> tuple[Batch, dict[str, Any]]:
+        """Let the recipe's gate decide whether the replayed rows are trained on.
+
+        Return the batch to train on, and figures for its line of the metrics, both unchanged and empty without a gate.
+        """
+        core = self.allocator
+        if core.recipe.gate is None:
+            return batch, {}
+        moved = None
+        if any(row.replays for row in batch.rows):
+            moved = self.updater.moved(batch, self.engine.generations)
+            core.tell([Moved(moved)])
+            batch = core.batch or batch
+        return batch, {"moved": moved, "left_out": core.left_out}
 
     def _evaluate_until(self, rollouts: int) -> None:
         """Evaluate for each grid point that was reached with this number of rollouts and not evaluated yet."""

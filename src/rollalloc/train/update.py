@@ -21,6 +21,7 @@ from rollalloc.generate.sampler import Generation
 from rollalloc.models.checkpoint import FILES, TRAINED, Checkpoint
 from rollalloc.models.likelihood import KL_ROWS, Tokens, completion_logprobs, recomputing, sent
 from rollalloc.models.policy import Policy, computing, digest_of, in_bf16
+from rollalloc.models.settings import has_moved
 from rollalloc.models.weights import (
     WeightAverage,
     check_figures,
@@ -172,6 +173,21 @@ class Updater:
             "steps_in_batch": len(figures),
             "learning_rate": self.optimizer.param_groups[0]["lr"],
         }
+
+    def moved(self, batch: Batch, generations: Mapping[int, Generation]) -> float:
+        """The share of the replayed rows' tokens whose probability has changed since they were sampled (`has_moved`).
+
+        Args:
+            batch: a batch with replayed rows.
+            generations: generations by rollout id, at least those of the replayed rows.
+        """
+        replayed = Batch(tuple(row for row in batch.rows if row.replays), batch.version)
+        counts = [
+            torch.stack([has_moved(now_T - example.behaviour_T).sum(), torch.tensor(len(now_T), device=now_T.device)])
+            for example, now_T in self._judged(self.model, self._examples(replayed, generations))
+        ]
+        moved, tokens = torch.stack(counts).sum(dim=0).tolist()
+        return moved / tokens
 
     def _moved(self, examples: Sequence[Example], before: Mapping[int, Tensor]) -> float:
         """Estimate on a few rows how far the batch's steps moved the policy, as the KL divergence KL(before ‖ after).

@@ -69,7 +69,7 @@ class TinkerTrainer(Loop):
         folder: Path | None = None,
         listener: Listener | None = None,
     ) -> None:
-        _check_supported(config)
+        _check_supported(config, recipe)
         self.service, self.heldout, self.prices = service, heldout, prices
         self.thread = EpisodeThread(service.remote.request_seconds)
         place = None if folder is None else RunFolder(folder)
@@ -164,8 +164,9 @@ def _usage(fields: Any) -> Usage:
     return Usage(**{name: count for name, count in counts.items() if type(count) is int and count >= 0})
 
 
-def _check_supported(config: Config) -> None:
+def _check_supported(config: Config, recipe: Recipe) -> None:
     unsupported = {
+        "a gate on replay (replay_moved)": recipe.gate is not None,
         "loss.kl": config.loss.kl > 0,
         "loss.clip.dual": config.loss.clip.dual is not None,
         "sampling.temperature other than 1": config.sampling.temperature != 1,

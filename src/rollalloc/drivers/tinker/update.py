@@ -61,6 +61,10 @@ class RemoteUpdater:
         self.service.restore(state["path"])
         self.service.usage = Usage(**state["cost"])
 
+    def moved(self, batch: Batch, generations: Mapping[int, Trajectory]) -> float:
+        """Not supported: the trainer refuses a recipe with a gate before the run."""
+        raise NotImplementedError("the service does not measure how far the policy has moved from replayed rows")
+
     def update(
         self,
         batch: Batch,

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from rollalloc.core.allocator import Allocator
-from rollalloc.core.events import Actions, Batch, Cancelled, Order, Row, Updated
+from rollalloc.core.events import Actions, Batch, Cancelled, Moved, Order, Row, Updated
 from rollalloc.core.prompts import PromptTable
 from rollalloc.core.recipe import Recipe, doubts
 from rollalloc.drivers.trl.dataset import Blocks, check_key, keyed, rows_of
 from rollalloc.drivers.trl.distributed import by_all, uninterrupted
 from rollalloc.drivers.trl.generation import Generator
-from rollalloc.drivers.trl.movement import Movement
+from rollalloc.drivers.trl.movement import Movement, moved_share
 from rollalloc.drivers.trl.rewards import RewardFunctions
 from rollalloc.drivers.trl.rollout import Rollout, decode, encode
 from rollalloc.generate.outcomes import RolloutResult, mostly_unscored, no_scores, tell, uncertainty_of
@@ -52,6 +52,7 @@ class Allocation:
         made: features that the function `features` returned. They are saved with the run. None: nothing was computed.
         movement: measures how far each batch moves the weights. None if the recipe does not read this distance.
         rollouts: the rollouts that the core has not released, by id.
+        moved: with a gate on replay, the share of the replayed rows' tokens that had moved in the last batch; else None.
         finished: why the recipe ended; None while it runs.
         generated: number of rollouts generated since the last batch, including those that are not trained on.
         logged: metrics that reward functions logged since the last batch.
@@ -77,6 +78,7 @@ class Allocation:
         self._make_features = features if callable(features) else None
         self.made: Blocks | None = None
         self.movement: Movement | None = None
+        self.moved: float | None = None
         table = PromptTable(len(dataset), features=None if callable(features) else features)
         self.allocator = Allocator(recipe, table, seed)
         self._stopping = recipe.stopping
@@ -112,6 +114,16 @@ class Allocation:
                 self.finished = actions.finished
                 return None
             actions = self._ask()
+
+    def admit(self, generate: Generator) -> Batch | None:
+        """Let the recipe's gate decide whether the outstanding batch's replayed rows are trained on. Return the batch."""
+        batch = self.allocator.batch
+        replayed = [] if batch is None else [row for row in batch.rows if row.replays]
+        if self.allocator.recipe.gate is not None:
+            self.moved = moved_share(generate, self.rollouts_of(replayed)) if replayed else None
+            if self.moved is not None:
+                self._tell([Moved(self.moved)])
+        return self.allocator.batch
 
     def prepare(self, saved: Blocks | None = None) -> None:
         """Compute the features, or take the saved features. Call this before the first prompt is drawn.
@@ -149,7 +161,7 @@ class Allocation:
                 self.rollouts.pop(rollout, None)  # rollouts without a score are not stored
         return actions
 
-    def _tell(self, events: Sequence[Cancelled | Updated]) -> None:
+    def _tell(self, events: Sequence[Cancelled | Moved | Updated]) -> None:
         with uninterrupted():
             self.allocator.tell(events)
 

@@ -1,4 +1,4 @@
-"""Measures how far training on a batch moves the policy. Some recipes discount old records by this distance."""
+"""Measures how far the policy moves: in an update, by which some recipes discount records, and since rows were sampled."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 
 from rollalloc.core.events import Batch
 from rollalloc.drivers.trl.generation import Generator
+from rollalloc.drivers.trl.rollout import Rollout
 from rollalloc.models.likelihood import KL_ROWS
+from rollalloc.models.settings import has_moved
 
 
 class Movement:
@@ -45,17 +47,39 @@ class Movement:
             return None
         sums = tokens = 0.0
         for rollout, before_T, after_T in zip(self._rollouts, self._before, self._now(), strict=True):
-            own = slice(None) if rollout.own is None else np.array(rollout.own)
-            drift_T = (after_T - before_T)[own].astype(np.float64)
+            drift_T = (after_T - before_T)[_own(rollout)].astype(np.float64)
             sums += float((np.expm1(drift_T) - drift_T).sum())
             tokens += drift_T.size
         self._rollouts, self._before = [], ()
-        found = [sums / tokens if tokens else 0.0]
-        if self._generate.trainer.accelerator.num_processes > 1:
-            # Processes may round differently, but must have the same value.
-            broadcast_object_list(found)
-        return found[0]
+        return _equal_everywhere(self._generate, sums / tokens if tokens else 0.0)
 
     def _now(self) -> list[NDArray[np.float32]]:
         with self._generate.trainer.averaged.sampling():
             return self._generate.logprobs([(each.prompt_tokens, each.made.tokens) for each in self._rollouts])
+
+
+def moved_share(generate: Generator, rollouts: Sequence[Rollout]) -> float:
+    """The share of these rollouts' tokens whose probability has changed since they were sampled (`has_moved`).
+
+    The probabilities now are those under the weights that the next step changes. Tokens of tools' answers do not count.
+
+    Args:
+        generate: computes log-probabilities under the model.
+        rollouts: at least one rollout; every process has all of them.
+    """
+    now = generate.logprobs([(each.prompt_tokens, each.made.tokens) for each in rollouts])
+    moved = [has_moved((now_T - each.made.logprobs)[_own(each)]) for each, now_T in zip(rollouts, now, strict=True)]
+    return _equal_everywhere(generate, float(np.concatenate(moved).mean()))
+
+
+def _own(rollout: Rollout) -> slice | NDArray[np.bool_]:
+    """Selects the model's own tokens from a rollout's."""
+    return slice(None) if rollout.own is None else np.array(rollout.own)
+
+
+def _equal_everywhere(generate: Generator, value: float) -> float:
+    """The first process's value: processes may round differently, but their copies of the core must be told the same."""
+    found = [value]
+    if generate.trainer.accelerator.num_processes > 1:
+        broadcast_object_list(found)
+    return found[0]

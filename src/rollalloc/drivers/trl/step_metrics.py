@@ -53,7 +53,9 @@ def batch_figures(allocation: Allocation, batch: Batch) -> Figures:
         if not row.replays:
             groups.setdefault(row.group, []).append(row.advantage)
     equal = float(np.mean([not any(advantages) for advantages in groups.values()]))
-    return {"frac_reward_zero_std": equal} | scalars(of_batch(allocation.allocator, batch))
+    core = allocation.allocator
+    gated = {} if core.recipe.gate is None else {"moved": allocation.moved, "left_out": core.left_out}
+    return {"frac_reward_zero_std": equal} | scalars(of_batch(core, batch) | gated)
 
 
 def evaluated_figures(

@@ -249,6 +249,7 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         allocation = self.allocation
         with self.averaged.sampling():
             batch = allocation.next_batch(self, self._generator)
+        batch = batch and allocation.admit(self._generator)
         rollouts = allocation.rollouts_of(batch.rows) if batch else []
         self._count(batch)
         if batch:

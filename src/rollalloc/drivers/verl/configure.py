@@ -139,6 +139,13 @@ def _conflicts(config: Any, settings: VerlSettings) -> Iterator[str]:
             "rollout.disaggregation moves requests to another server, where the recipe cannot stop them; disable it, "
             f"{_OR_NO_STOPS}"
         )
+    recomputes = settings.rollout_correction and not (algorithm.get("rollout_correction") or {}).get("bypass_mode")
+    if settings.recipe.gate is not None and not recomputes:
+        yield (
+            f"{SECTION}.replay_moved compares the log-probabilities of replayed rows with those of their generation, which "
+            f"needs {SECTION}.rollout_correction=true and algorithm.rollout_correction.bypass_mode=False; set these, or "
+            "leave replay_moved out"
+        )
     if not settings.loader_draws and not config.data.get("shuffle", True):
         rule = called(settings.recipe.prompts)
         yield f"data.shuffle=False, but the recipe draws prompts by {rule}; leave data.shuffle alone"

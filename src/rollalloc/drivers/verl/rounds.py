@@ -9,11 +9,11 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from rollalloc.core.allocator import Allocator, NoProgress
-from rollalloc.core.events import Actions, Batch, Cancelled, Done, Offered, Order, Row, Updated
+from rollalloc.core.events import Actions, Batch, Cancelled, Done, Moved, Offered, Order, Row, Updated
 from rollalloc.core.packing import exact_keys
 from rollalloc.drivers.verl.step_metrics import Step
 from rollalloc.generate.outcomes import RolloutResult, event_of, mostly_unscored, no_scores, tell
@@ -133,11 +133,13 @@ class TrainingRows:
         batch: the core's batch.
         keys: keys of the rows in verl. A rollout with several outputs has several keys.
         rows: the core's row of each key.
+        left_out: keys of replayed rows that the recipe's gate has left out, although verl has them in the batch.
     """
 
     batch: Batch
     keys: tuple[str, ...]
     rows: tuple[Row, ...]
+    left_out: frozenset[str] = frozenset()
 
     def factors(self, own: bool, within_group: bool) -> dict[str, float]:
         """For each key, the factor by which the response mask or the advantage of its row is multiplied.
@@ -150,9 +152,11 @@ class TrainingRows:
         """
         held = zip(self.keys, self.rows, strict=True)
         if own:
-            return {key: row.advantage * row.weight for key, row in held}
-        rollouts = Counter(group for group, _ in {(row.group, row.rollout) for row in self.rows})
-        return {key: 0.0 if within_group and rollouts[row.group] == 1 else row.weight for key, row in held}
+            factors = {key: row.advantage * row.weight for key, row in held}
+        else:
+            rollouts = Counter(group for group, _ in {(row.group, row.rollout) for row in self.rows})
+            factors = {key: 0.0 if within_group and rollouts[row.group] == 1 else row.weight for key, row in held}
+        return factors | dict.fromkeys(self.left_out, 0.0)
 
 
 class Rounds:
@@ -254,6 +258,22 @@ class Rounds:
         self._at_work = True
         self.seconds = time.perf_counter() - started - waited
         return rows
+
+    def admit(self, rows: TrainingRows, moved: float) -> TrainingRows:
+        """Let the recipe's gate decide whether the replayed rows are trained on, before the update.
+
+        Args:
+            rows: the outstanding batch, with replayed rows.
+            moved: share of the replayed rows' tokens that have moved.
+
+        Returns:
+            The batch. If the replayed rows are left out, verl still has their keys, and `factors` makes their advantage 0.
+        """
+        self.allocator.tell([Moved(moved)])
+        batch = self.allocator.batch or rows.batch
+        admitted = {row.rollout for row in batch.rows}
+        left_out = frozenset(key for key, row in zip(rows.keys, rows.rows, strict=True) if row.rollout not in admitted)
+        return replace(rows, batch=batch, left_out=left_out)
 
     def attend(self, last: bool = False) -> None:
         """During an update, report finished rollouts to the core without waiting, and carry out the core's actions.
@@ -420,7 +440,7 @@ class Rounds:
             held += [(key, row) for key in keys]
             # As the core will decide at the `Updated` that follows.
             if replay is not None and replay.takes(row, batch.version + 1):
-                self._kept[row.rollout] = tuple(_again(key, row.replays + 1) for key in keys)
+                self._kept[row.rollout] = tuple(_again(key, batch.version) for key in keys)
                 copies |= zip(keys, self._kept[row.rollout], strict=True)
         if copies:
             self.crew.copy(copies)
@@ -495,10 +515,11 @@ class Rounds:
         return present - needed
 
 
-def _again(key: str, replays: int) -> str:
-    """The key of a copy of this row, made for the next replay. It has a new uid."""
+def _again(key: str, version: int) -> str:
+    """The key of a copy of this row, made before this version's batch for the next replay. It has a new uid."""
+    # Not by the number of replays, which does not grow if the gate leaves the row out.
     uid, session, row = key.rsplit("_", 2)
-    return f"{uid.partition('x')[0]}x{replays}_{session}_{row}"
+    return f"{uid.partition('x')[0]}x{version}_{session}_{row}"
 
 
 def _stage_of(uid: str) -> int:

@@ -40,9 +40,10 @@ from rollalloc.drivers.verl.rounds import Finished, Rounds, Session, SessionOutc
 from rollalloc.drivers.verl.settings import WITHOUT_GROUPS
 from rollalloc.drivers.verl.step_metrics import COLUMNS
 from rollalloc.files.regular import write_text
+from rollalloc.models.settings import has_moved
 from rollalloc.rules.advantages import Rewards
 from rollalloc.runs.learning_signal import notices
-from rollalloc.runs.metrics import PREFIX
+from rollalloc.runs.metrics import PREFIX, scalars
 
 log = logging.getLogger(__name__)
 
@@ -197,6 +198,7 @@ class RecipeTrainer(PPOTrainer):
         return sum(ray.get([server.__ray_call__.remote(requests_left) for server in servers]))
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        self._admit(metrics)
         batch = super()._compute_advantage(batch, metrics)
         assert self._trained is not None
         own = self.settings.own_advantages
@@ -211,6 +213,24 @@ class RecipeTrainer(PPOTrainer):
         nested = torch.nested.as_nested_tensor(scaled, layout=torch.jagged)
         fields = TensorDict({"advantages": nested}, batch_size=len(batch.keys))
         return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
+
+    def _admit(self, metrics: dict[str, Any]) -> None:
+        """Let the recipe's gate decide whether the replayed rows of the batch are trained on."""
+        rows = self._trained
+        assert rows is not None
+        keys = [key for key, row in zip(rows.keys, rows.rows, strict=True) if row.replays]
+        if self.settings.recipe.gate is None or not keys:
+            return
+        fields = ["old_log_probs", "rollout_log_probs", "response_mask"]
+        data = tq.kv_batch_get(keys=keys, partition_id=_PARTITION, select_fields=fields)
+        now, before, own = (torch.cat([*data[field].unbind()]) for field in fields)
+        moved = has_moved((now - before)[own.bool()]).float().mean().item()
+        self._trained = self.rounds.admit(rows, moved)
+        core, batch = self.rounds.allocator, self._trained.batch
+        replayed = sum(row.replays > 0 for row in batch.rows)
+        metrics |= scalars({"moved": moved, "left_out": core.left_out, "replayed": replayed, "rows": len(batch.rows)})
+        if self.settings.notices and (line := core.shut_gate()) is not None:
+            log.warning("step %d: %s", self.global_steps, line)
 
     def _log_rollout_data(self, batch: KVBatchMeta, timing_raw: dict[str, Any], rollout_data_dir: str) -> None:
         """Write rollouts to disk as verl does, but without padding rows, and without replayed rows, which are on disk."""
