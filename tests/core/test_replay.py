@@ -7,7 +7,6 @@ from dataclasses import replace
 from math import inf
 
 import pytest
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -185,7 +184,9 @@ def test_rows_are_replayed_where_they_have_not_moved_and_no_pause_is_on(shares, 
 
 def test_the_laws_hold_behind_a_gate():
     gate = Gate(most=0.5, pause=1)
-    check_recipe(replace(recipes.reinforce(3, replay=4), replay=Replay(rows=4, max_staleness=3, gate=gate)), seeds=(0, 1))
+    check_recipe(
+        replace(recipes.reinforce(3, replay=4), replay=Replay(rows=4, max_staleness=3, gate=gate)), seeds=(0, 1)
+    )
 
 
 def test_a_gate_that_leaves_everything_out_says_so_and_again_each_time_it_has_doubled():

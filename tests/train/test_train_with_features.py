@@ -2,6 +2,7 @@
 
 import json
 import logging
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -110,3 +111,46 @@ def test_spo_is_told_how_far_the_weights_moved(predicting, tmp_path):
     assert max(moved) > 0
     state = json.loads((tmp_path / "run" / "allocator.json").read_text())
     assert state["kl_sum"] == pytest.approx(sum(moved))
+
+
+def gated(run, moved, **parameters):
+    """The run with 4 rows replayed behind a gate with this bound; weights that move by much in an update."""
+    return replace(run, parameters={"groups": 8, "replay": 4, "replay_moved": moved, **parameters}, learning_rate=3e-3)
+
+
+def test_a_gate_that_leaves_every_replayed_row_out_trains_as_without_replay(predicting, tmp_path, caplog):
+    """In metrics to the digit, but for what is measured; and after eight batches, a warning says so."""
+    (tmp_path / "half.py").write_text(HALF)
+    run = predicting(recipe="reinforce", reward=f"{tmp_path / 'half.py'}:compute_score", max_rollouts=96)
+    for name, made in {
+        "shut": gated(run, 0.0, replay_pause=0),
+        "without": replace(run, parameters={"groups": 8}, learning_rate=3e-3),
+    }.items():
+        train(made, tmp_path / name)
+    shut, without = (batches_of(tmp_path / name) for name in ("shut", "without"))
+    for one, other in zip(shut, without, strict=True):
+        assert {name for name in one if name not in other} == {"moved", "left_out"}
+        assert {name: one[name] for name in other if "seconds" not in name} == {
+            name: other[name] for name in other if "seconds" not in name
+        }
+    assert [line["left_out"] for line in shut] == list(range(0, 4 * len(shut), 4))
+    assert shut[0]["moved"] is None
+    assert all(0 < line["moved"] <= 1 for line in shut[1:])
+    assert [line.split(" that had")[0] for line in caplog.messages if "replay gives nothing" in line] == [
+        "replay gives nothing: in each of the last 8 batches"
+    ]
+
+
+def test_a_run_behind_a_gate_resumes_in_a_pause(predicting, tmp_path):
+    (tmp_path / "half.py").write_text(HALF)
+    run = predicting(recipe="reinforce", reward=f"{tmp_path / 'half.py'}:compute_score", checkpoint_every=1)
+    run = gated(run, 0.05, replay_pause=2)
+    train(run, tmp_path / "unbroken")
+    batches = batches_of(tmp_path / "unbroken")
+    asked = [line["moved"] is not None for line in batches]
+    assert True in asked, "it was asked"
+    assert False in asked[1:], "it paused"
+    with pytest.raises(KeyboardInterrupt):
+        train(run, tmp_path / "broken", killed_after(5))
+    train(run, tmp_path / "broken", resume=True)
+    assert untimed(tmp_path / "broken") == untimed(tmp_path / "unbroken")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rollalloc.core.events import Batch, Row
 from rollalloc.generate.sampler import Generation
-from rollalloc.models.settings import Loss, Sampling
+from rollalloc.models.settings import Loss, has_moved
 from rollalloc.train.config import Config
 from rollalloc.train.update import Example, Updater, passes
 from tiny_policy import flat
@@ -177,6 +177,36 @@ def test_old_rows_of_the_first_step_need_no_pass_of_their_own(
     (figures, weights_P), (expected, expected_P) = found
     assert figures == pytest.approx(expected, rel=0.02 if precision == "bf16" else 1e-4, abs=1e-6)
     torch.testing.assert_close(weights_P, expected_P, rtol=0, atol=2e-4 if precision == "bf16" else 2e-5)
+
+
+# How far replayed rows have moved
+
+
+def test_the_moved_share_is_that_of_the_replayed_rows_tokens_under_what_is_trained(updater_of):
+    """By hand: tokens of the replayed rows whose ratio is beyond 1.28 or below 0.8; the rows that are new do not count."""
+    updater = updater_of(averaging=64)
+    batch, generations = batch_of([3, 5, 2, 8], [1.0, 1.0, 1.0, 1.0], age=1)
+    batch = Batch(tuple(row._replace(replays=int(row.rollout > 1)) for row in batch.rows), batch.version)
+    with torch.no_grad():  # what is trained is not what samples
+        for parameter in updater.model.parameters():
+            parameter.mul_(1.1)
+    ratios = []
+    for rollout in (2, 3):
+        prompt, tokens = updater.prompts[rollout], generations[rollout].tokens
+        logits_TV = updater.model(torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1 : -1]
+        now_T = logits_TV.log_softmax(dim=-1)[range(len(tokens)), tokens].detach().numpy()
+        ratios += np.exp(now_T - generations[rollout].logprobs).tolist()
+    moved = [ratio > 1.28 or ratio < 0.8 for ratio in ratios]
+    assert 0 < sum(moved) < 10
+    assert updater.moved(batch, generations) == pytest.approx(sum(moved) / 10)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "moved"), [(0.79, True), (0.81, False), (1.0, False), (1.27, False), (1.29, True), (float("nan"), False)]
+)
+def test_a_token_has_moved_where_the_loss_would_clip_its_ratio(ratio, moved):
+    assert has_moved(np.log(np.float32(ratio))) == moved
+    assert has_moved(torch.tensor(ratio).log()) == moved
 
 
 # Averaged weights

@@ -212,6 +212,7 @@ def test_prompts_that_are_gone_take_their_rollouts_with_them_where_that_is_accep
 
 PREDICTING = {
     "replayed rows": tiny_trl.ONE_EACH["foresight_replay"],
+    "a gate in its pause": tiny_trl.ONE_EACH["reinforce_gated"],
     "a tracked rate": tiny_trl.ONE_EACH["spo"],
     "a running mean": tiny_trl.ONE_EACH["reinforce_running"],
     "held predictions": recipes.mix(tiny_trl.RECIPES["pilot_commit"], recipes.foresight(4, replay=4)),
@@ -229,7 +230,8 @@ def test_predictions_and_replay_are_resumed(name, tmp_path):
     assert one == other
     if name == "held predictions":
         assert json.loads((tmp_path / "parts/checkpoint-7/rollalloc/checkpoints/7/state.json").read_text())["rollouts"]
-    assert whole.allocation.allocator.replayed > 0 or recipe.replay is None
+    core = whole.allocation.allocator
+    assert (core.replayed if recipe.gate is None else core.left_out) > 0 or recipe.replay is None
 
 
 def test_a_run_that_began_with_features_is_not_resumed_without(tmp_path):

@@ -36,6 +36,22 @@ def test_replayed_rows_are_counted_and_released_at_the_end(tmp_path):
     assert min(held) >= 16 * 8
 
 
+def test_rows_that_a_gate_leaves_out_are_not_trained_on(tmp_path):
+    """At a bound of 0 all are left out, in every other batch, and the weights are those of a run without replay."""
+    runs = {}
+    for name, recipe in {"gated": "reinforce_gated", "without": "reinforce"}.items():
+        runs[name] = tiny_trl.trainer(tmp_path / name, recipe, max_steps=8, learning_rate=1e-2)
+        runs[name].train()
+    lines = [line for line in runs["gated"].state.log_history if "rollalloc/rows" in line]
+    assert {line["rollalloc/rows"] for line in lines} == {16}
+    asked = [line["rollalloc/moved"] for line in lines if "rollalloc/moved" in line]
+    assert len(asked) >= 2
+    assert all(0 < moved <= 1 for moved in asked)
+    assert lines[-1]["rollalloc/left_out"] == runs["gated"].allocation.allocator.left_out >= 2
+    gated, without = (run.model.state_dict() for run in runs.values())
+    assert all(torch.equal(gated[name], without[name]) for name in without)
+
+
 def test_a_recipe_that_forgets_by_divergence_is_told_the_divergence_of_each_update(monkeypatch, tmp_path):
     """Against the log-probabilities before and after, of the first 16 rows, with either generator."""
     told: list[float | None] = []

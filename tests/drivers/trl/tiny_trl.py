@@ -49,6 +49,7 @@ ONE_EACH = {  # of which a batch has one row per prompt
     "foresight": recipes.foresight(groups=16),
     "foresight_uniform": recipes.foresight(groups=16, exponent=None),
     "foresight_replay": recipes.foresight(groups=16, replay=8, replay_staleness=3),
+    "reinforce_gated": recipes.reinforce(groups=16, neg=0.5, replay=8, replay_moved=0.0, replay_pause=1),
 }
 RECIPES |= ONE_EACH
 # By name, but of another batch than the recipes above.

@@ -318,6 +318,32 @@ def test_what_may_be_replayed_survives_a_resume_as_data(make_rounds, section):
         without.load_state_dict(saved, first.held() - {next(key for key in sorted(first.held()) if "x" in key)})
 
 
+@pytest.mark.parametrize("own", [True, False])
+def test_rows_that_a_gate_leaves_out_stay_in_verls_batch_without_an_advantage(make_rounds, own):
+    """They come back after the pause from copies with new keys, and no key is given to verl twice."""
+    section = REPLAYED["reinforce"] | {"replay_moved": 0.2, "replay_pause": 1}
+    rounds, seen, came_back = make_rounds(section, prompts=256), set[str](), False
+    left_out = set[int]()
+    for _ in range(8):
+        rows = rounds.next_batch()
+        again = [row for row in rows.rows if row.replays]
+        assert seen.isdisjoint(rows.keys)
+        seen |= set(rows.keys)
+        if again:
+            came_back |= bool(left_out.intersection(row.rollout for row in again))
+            rows = rounds.admit(rows, 0.1 if left_out else 0.3)
+            left_out |= {row.rollout for row in again} if rows.left_out else set()
+        factors = rows.factors(own=own, within_group=False)
+        for key, row in zip(rows.keys, rows.rows, strict=True):
+            assert factors[key] == (0 if key in rows.left_out else row.advantage * row.weight if own else row.weight)
+        assert {row for row in rows.rows if row.replays} == set(again), "verl has them in any case"
+        rounds.trained(rounds.allocator.version + 1)
+        rounds.crew.rows -= set(rows.keys)
+        assert rounds.held() == rounds.crew.rows
+    assert came_back
+    assert rounds.allocator.left_out == len(left_out) > 0
+
+
 def test_the_budget_ends_the_run(make_rounds):
     rounds = make_rounds({"recipe": "grpo", "max_rollouts": 32})
     train(rounds, 2)

@@ -116,6 +116,8 @@ def test_verls_keys_of_an_asynchronous_mode_become_the_recipes(verls_config):
         assert (recipe.max_staleness, recipe.intake) == (2, Ahead(Fill(), 4))
 
 
+GATED_SECTION = {"recipe": "reinforce", "replay": 4, "replay_moved": 0.1}
+GATED = {"trainer.v1.rollalloc": GATED_SECTION}
 STOPS = {
     "trainer.v1.rollalloc": {"recipe": "darts", "shortest": 3, "longest": 1, "tail": "sampled"},
     "algorithm.adv_estimator": "grpo",
@@ -125,6 +127,12 @@ STOPS = {
 @pytest.mark.parametrize(
     ("mode", "changes", "says"),
     [
+        ("rollalloc", GATED | {"algorithm.rollout_correction": {"bypass_mode": True}}, "replay_moved compares"),
+        (
+            "rollalloc",
+            {"trainer.v1.rollalloc": GATED_SECTION | {"rollout_correction": False}},
+            "leave replay_moved out",
+        ),
         ("rollalloc_async", {}, r"must be one of rollalloc, rollalloc_colocate_async, rollalloc_separate_async"),
         ("rollalloc_colocate_async", {"trainer.v1.sampler.max_off_policy_threshold": 1}, "at least 2"),
         ("rollalloc_colocate_async", {"trainer.v1.sampler.max_off_policy_threshold": None}, "at least 2"),
