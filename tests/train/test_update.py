@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rollalloc.core.events import Batch, Row
 from rollalloc.generate.sampler import Generation
-from rollalloc.models.settings import Loss, has_moved
+from rollalloc.models.settings import Loss, Sampling, has_moved
 from rollalloc.train.config import Config
 from rollalloc.train.update import Example, Updater, passes
 from tiny_policy import flat
