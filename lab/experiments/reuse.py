@@ -21,13 +21,13 @@ run of the two arms that are added, for want of time (two slots of a busy machin
     replay3   the same without a gate; where the gate leaves nothing out it is the same run, so it is made only elsewhere
 
 - Seed 8900: with one step a batch, replay gains little by today's defaults (the replayed rows only share the step); with
-  two, skills/late reaches .85 after 2,900 rollouts, two steps without replay 4,800; with 64 rows and three steps 2,200. On
-  walks/mixed two steps without replay reach .70 after 4,800, with it 5,700; 64 rows, three steps and the gate 4,300. The share of moved tokens is .003 to .04 on skills/late and .19 to .34 on
-  walks/mixed, in every part of the runs; the ratio of the head's gradient norm to that on new rows is .4 to 2.3 and .9 to
-  2.7, which does not tell them apart. So the gate reads the share, and its bound lies between.
-- Seeds 9741 to 9743. `plain` ends at the target; its runs of seed 9741 had gone on. The others have three quarters of
-  the budget, so that falls are seen. `replay` and `gated` get no further runs. rg tasks
-  last within a seed.
+  two, skills/late reaches .85 after 2,900 rollouts, two steps without replay 4,800; with 64 rows and three steps 2,200.
+  On walks/mixed two steps without replay reach .70 after 4,800, with it 5,700; 64 rows, three steps and the gate 4,300.
+  The share of moved tokens is .003 to .04 on skills/late and .14 to .34 on walks/mixed, in every part of the runs; the
+  ratio of the head's gradient norm to that on new rows is .4 to 2.3 and .9 to 2.7, which does not tell them apart. So the
+  gate reads the share, and its bound lies between.
+- Seeds 9741 to 9743, rg tasks last. `plain` ends at the target; its runs of seed 9741 had gone on. The others have three
+  quarters of the budget, so that falls are seen. `replay` and `gated` get no further runs.
 
 Reported: rollouts, tokens and processor seconds to the target, `plain` over the others, paired by seed; a run that did
 not reach it counts as its budget, so that its ratio is a bound. The deepest fall is the least accuracy after the target
