@@ -70,8 +70,8 @@ def reinforce(
         replay: maximum number of rows of earlier batches to train on again in each batch; 0 or more. Only rollouts that
             did better than the baseline are replayed.
         replay_staleness: maximum age of a replayed rollout, in updates of the weights; at least 1.
-        replay_moved: leave the replayed rows of a batch out if more than this share of their tokens has moved, in [0, 1]
-            (`Gate`). None: never.
+        replay_moved: leave the replayed rows of a batch out if the policy has moved away from more than this share of
+            their tokens, in [0, 1]; see docs/train.md. None: never.
         replay_pause: number of batches without replay after a batch whose replayed rows were left out; 0 or more.
     """
     one_of("baseline", baseline, ("batch", "running"))
