@@ -449,6 +449,11 @@ def test_settings_that_the_service_has_not_are_refused(by_hand, trainer_of, sett
         trainer_of(**settings)
 
 
+def test_a_gate_on_replay_which_the_service_cannot_measure_for_is_refused(by_hand, trainer_of):
+    with pytest.raises(ValueError, match=r"does not support a gate on replay \(replay_moved\)"):
+        trainer_of(recipes.reinforce(4, replay=4, replay_moved=0.1))
+
+
 @pytest.mark.parametrize(
     "bad",
     [
