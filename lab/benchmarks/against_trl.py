@@ -51,8 +51,8 @@ of its prompts at 8M) and outside the clock.
   (rollalloc_lab.tasks.shots), of which the untrained model was seen to solve some: 96 held-out prompts in float32 every 128
   rollouts, 384 rollouts a run. Stock with n = 4 and `line` at 2e-5, then both at 4e-5; the better rate of each counts, by
   its last accuracy. One seed, so there is no interval, and the rates are chosen on the seed that is told.
-  Cut at 01:56, before any evaluation of a trained model, since the machine gave a fifth of a core: stock, then `line`, at
-  2e-5, to the first evaluation after 128 rollouts.
+  Cut at 01:55, before any evaluation of a trained model was read, as the machine gave a fifth of a core: stock, then
+  `line`, at 2e-5, to the first evaluation after 128 rollouts.
 - Stock: 64 rows in a step, in groups of 4, 8 and 16. Ours: `recipes.reinforce(groups=32)`, which is 32 rows in a step.
 - Rates, four for each arm at 0.15M: 1.5e-4, 3e-4, 6e-4, 1.2e-3.
   Tuning seed 100. A tuning run ends at the target, or without
