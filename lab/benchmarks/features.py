@@ -13,28 +13,14 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import Qwen2ForCausalLM
 
 from bars import Bars, with_smallest
 from rollalloc.models.featurizer import BATCH_TOKENS, features_of
 from rollalloc.models.likelihood import padded
+from small import small_model
 
 VOCABULARY, PAD, BAR = 10_000, 0, 0.8
-
-
-def make_model() -> Qwen2ForCausalLM:
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=VOCABULARY,
-        hidden_size=256,
-        intermediate_size=1024,
-        num_hidden_layers=8,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=1024,
-        tie_word_embeddings=True,
-    )
-    return Qwen2ForCausalLM(config).eval()
 
 
 def bare(model: Qwen2ForCausalLM, tokens: list[list[int]]) -> None:
@@ -66,7 +52,7 @@ def main() -> None:
     prompts, repeats = (20, 1) if given.smallest else (given.prompts, given.repeats)
     bars = Bars(judged=not given.smallest)
     torch.set_num_threads(1)
-    model, rng = make_model(), np.random.default_rng(0)
+    model, rng = small_model(VOCABULARY, hidden=256, layers=8).eval(), np.random.default_rng(0)
     for low, high in ((4, 16), (32, 256)):
         tokens = [rng.integers(1, VOCABULARY, size).tolist() for size in rng.integers(low, high + 1, prompts)]
         bare(model, tokens[:100])  # it warms up

@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
+from transformers import GenerationConfig
 
 from bars import Bars, with_smallest
 from rollalloc.data.prompts import encode_prompts, load_prompts
@@ -29,6 +29,7 @@ from rollalloc.models.policy import Policy
 from rollalloc.models.settings import Sampling
 from rollalloc.tasks import chat
 from rollalloc.tasks.chat import CHAT_TASKS
+from small import small_model
 
 PAD, EOS, VOCABULARY = 0, 1, 54
 GROUP, PROMPT_TOKENS = 8, 8
@@ -45,24 +46,6 @@ class Size:
 
 
 SMALLEST = Size(rows=32, repeats=1, shorter=16)
-
-
-def small_model() -> Any:
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=VOCABULARY,
-        hidden_size=128,
-        intermediate_size=512,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=1024,
-        tie_word_embeddings=True,
-        pad_token_id=PAD,
-        eos_token_id=EOS,
-        bos_token_id=None,
-    )
-    return Qwen2ForCausalLM(config).eval()
 
 
 def baseline(model: Any, requests: list[Request], max_new_tokens: int) -> float:
@@ -168,7 +151,7 @@ def requests_of(rows: int) -> list[Request]:
 
 def measure(size: Size, bars: Bars) -> None:
     """Rollouts per second with natural stops, and where a quarter of the rollouts is stopped, against `generate`."""
-    model = small_model()
+    model = small_model(VOCABULARY, pad_id=PAD, eos_id=EOS).eval()
     requests = requests_of(size.rows)
     for tokens, of_limit in BARS.items():
         limit = tokens // size.shorter

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from datasets import Dataset
 from scipy.stats import bootstrap, ttest_1samp
-from transformers import PreTrainedTokenizerFast, PrinterCallback, Qwen2Config, Qwen2ForCausalLM, TrainerCallback
+from transformers import PrinterCallback, TrainerCallback
 from transformers.utils.logging import disable_progress_bar
 from trl import GRPOConfig, GRPOTrainer
 
@@ -39,6 +39,7 @@ from rollalloc.tasks.presets import preset_of, task_files, task_run, tuned_of
 from rollalloc.tasks.tiny import EOS_ID, PAD_ID, word_tokenizer
 from rollalloc.train.loading import one_thread
 from rollalloc.train.train import train
+from small import small_model
 
 ROWS, GROUP, TOKENS = 256, 8, 64
 # The largest share of stock TRL's step that a step of ours may take, by how rollouts are generated.
@@ -76,25 +77,6 @@ class StepTimes(TrainerCallback):
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
         self.seconds.append(self.clock() - self._began)
-
-
-def small_model(tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
-    torch.manual_seed(0)
-    return Qwen2ForCausalLM(
-        Qwen2Config(
-            vocab_size=len(tokenizer),
-            hidden_size=128,
-            intermediate_size=512,
-            num_hidden_layers=4,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=1024,
-            tie_word_embeddings=True,
-            pad_token_id=PAD_ID,
-            eos_token_id=EOS_ID,
-            bos_token_id=None,
-        )
-    )
 
 
 def even(completion_ids: list[list[int]], **_: Any) -> list[float]:
@@ -140,11 +122,16 @@ def speed(repeats: int, threads: int | None, rows: int, bars: Bars, *, tokens: i
     recipe = recipes.grpo(groups=ROWS // GROUP, n=GROUP)
 
     def ours(reward: Any = even, **changes: Any) -> AllocatedGRPOTrainer:
-        return AllocatedGRPOTrainer(small_model(tokenizer), reward, recipe=recipe, **given, **changes)
+        return AllocatedGRPOTrainer(
+            small_model(len(tokenizer), pad_id=PAD_ID, eos_id=EOS_ID), reward, recipe=recipe, **given, **changes
+        )
 
     reward: Any = even
     allocated = dict(zip(SPEED, (ours(), ours(half_solved), ours(use_sampler=False)), strict=True))
-    trainers: dict[str, GRPOTrainer] = {**allocated, "stock TRL": GRPOTrainer(small_model(tokenizer), reward, **given)}
+    trainers: dict[str, GRPOTrainer] = {
+        **allocated,
+        "stock TRL": GRPOTrainer(small_model(len(tokenizer), pad_id=PAD_ID, eos_id=EOS_ID), reward, **given),
+    }
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     times = {name: StepTimes(clock) for name in trainers}
     for name, trainer in trainers.items():

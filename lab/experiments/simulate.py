@@ -86,10 +86,11 @@ def sampler() -> None:
     sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
     from rollalloc.generate.sampler import Request, generate
     from rollalloc.models.settings import Sampling
-    from sampler import EOS, PAD, VOCABULARY, small_model  # pyright: ignore[reportMissingImports]
+    from sampler import EOS, PAD, VOCABULARY  # pyright: ignore[reportMissingImports]
+    from small import small_model  # pyright: ignore[reportMissingImports]
 
     torch.set_num_threads(1)
-    model = small_model()
+    model = small_model(VOCABULARY, pad_id=PAD, eos_id=EOS).eval()
     prompt = tuple(torch.randint(2, VOCABULARY, (8,)).tolist())
 
     def wave(rows: int, limit: int, eos: Sequence[int], seed: int) -> tuple[float, list[int]]:
