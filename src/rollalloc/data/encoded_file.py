@@ -51,8 +51,10 @@ def encoder_digest(tokenizer: Any, arguments: Mapping[str, Any]) -> str | None:
     template = json.dumps(getattr(tokenizer, "chat_template", None))
     if not getattr(tokenizer, "is_fast", False) or _CLOCK in template:
         return None
-    # Without truncation and padding, which each call of the tokenizer sets anew.
-    backend: dict[str, Any] = json.loads(tokenizer.backend_tokenizer.to_str()) | {"truncation": None, "padding": None}
+    # Without truncation and padding, which stand before the rest, and which each call of the tokenizer sets anew. As text,
+    # because parsing a large vocabulary takes seconds.
+    text = tokenizer.backend_tokenizer.to_str()
+    backend = sha256(text[max(0, text.find('"added_tokens"')) :].encode()).hexdigest()
     special = sorted((name, str(token)) for name, token in tokenizer.special_tokens_map.items())
     libraries = [rollalloc.__version__, *map(_version, ("transformers", "tokenizers", "jinja2"))]
     described = [type(tokenizer).__name__, backend, special, template, sorted(arguments.items()), libraries]
