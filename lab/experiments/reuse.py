@@ -17,6 +17,7 @@ Seeds 9741 to 9745, which no other experiment used, as many as the time allows, 
 Changed on 2026-11-29 at 01:40, after the first seed of `plain` and `replay` and the look at seed 8900 below, before any
 run of the two arms that are added, for want of time (two slots of a busy machine):
 
+    plain3    reinforce, three optimizer steps, added at 02:08: does the gain come from the steps? No replay; seed 9741
     gated3    reinforce, 64 rows replayed behind a gate with the bound .1 and a pause of 4 batches, three optimizer steps
     replay3   the same without a gate; where the gate leaves nothing out it is the same run, so it is made only elsewhere
 
@@ -29,9 +30,11 @@ run of the two arms that are added, for want of time (two slots of a busy machin
 - Seeds 9741 to 9743, rg tasks last. `plain` ends at the target; its runs of seed 9741 had gone on. The others have three
   quarters of the budget, so that falls are seen. `replay` and `gated` get no further runs.
 
+Cut at 02:08 for want of time: seed 9743, and of the rg tasks the second seed and plain's run of spell_backward.
+
 Reported: rollouts, tokens and processor seconds to the target, `plain` over the others, paired by seed; a run that did
-not reach it counts as its budget, so that its ratio is a bound. The deepest fall is the least accuracy after the target
-was reached (two evaluations in a row), below the mean of these two.
+not reach it counts as its budget, so that its ratio is a bound, and none if neither reached it. The deepest fall is the
+least accuracy after the target was reached (two evaluations in a row), below the mean of these two.
 
 Bars: `plain` over `gated` in rollouts at least 1.4 on five of eight tasks and below .95 on none; no fall above .04.
 """
@@ -45,6 +48,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from types import SimpleNamespace
 
 from rollalloc.compare.summary import in_words, interval
@@ -57,6 +61,7 @@ ARMS: Mapping[str, tuple[str, ...]] = {
     "plain": (),
     "replay": ("--set", "replay=32"),
     "replay3": ("--set", "replay=64", *MORE_STEPS),
+    "plain3": MORE_STEPS,
     "gated3": ("--set", "replay=64", "--set", "replay_moved=0.1", "--set", "replay_pause=4", *MORE_STEPS),
 }
 
@@ -118,8 +123,8 @@ def run(out: Path, arms: list[str]) -> None:
 
 def fall(curve: Curve, at: int) -> float:
     """How far the accuracy fell after it had reached the target at an index of the curve."""
-    level = sum(curve.accuracy[at : at + 2]) / 2
-    return max(0.0, level - min(curve.accuracy[at:]))
+    level = fmean(curve.accuracy[at : at + 2])
+    return max(0.0, level - min(curve.accuracy[at + 1 :], default=level))
 
 
 def rows(out: Path, task: Task, arms: list[str]) -> Iterator[str]:
@@ -132,14 +137,16 @@ def rows(out: Path, task: Task, arms: list[str]) -> Iterator[str]:
             metrics = read_metrics(place_of(out, task, arm, seed) / "metrics.jsonl")
             curve, cost = curve_of(metrics), cost_to_target(curve_of(metrics), task.target)
             assert cost is not None
-            paid[arm].append(cost.paid)
+            paid[arm].append(cost.paid | {"reached": float(not cost.censored)})
             ends.append(whole_curve_of(metrics).accuracy[-1])
             if cost.at is not None:
                 reached += 1
                 falls.append(fall(curve, cost.at))
         if over:
+            # A run that did not reach the target has paid more than it is counted with.
+            pairs = [(a, b) for a, b in zip(paid[arms[0]], paid[arm], strict=True) if b["reached"] or a["reached"]]
             ratios = [
-                interval([a[name] / b[name] for a, b in zip(paid[arms[0]], paid[arm], strict=True)])
+                interval([a[name] / b[name] for a, b in pairs]) if pairs else None
                 for name in ("rollouts", "tokens", "seconds")
             ]
             shown = " | ".join(in_words(ratio, ".2f") for ratio in ratios)
