@@ -43,7 +43,7 @@ class Gate:
         moved > most:  the batch is trained without its replayed rows, and the next `pause` batches have none
 
     `moved` is the share of the replayed rows' tokens whose probability has changed by more than a factor
-    (`rollalloc.models.likelihood.moved_tokens`). The trainer measures it under the weights that the batch is about to
+    (`rollalloc.models.settings.has_moved`). The trainer measures it under the weights that the batch is about to
     change, and reports it as `Moved`. New rows are always trained on.
 
     Attributes:
