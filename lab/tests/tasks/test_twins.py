@@ -101,7 +101,7 @@ def test_the_package_s_pools_are_u_shaped_and_balanced_by_exact_rates(tmp_path, 
     assert np.bincount(np.digitize(found["balanced"], BALANCED.edges)).tolist() == [6] * 10
 
 
-def test_no_candidate_is_in_two_splits_and_no_held_out_one_is_shown():
+def test_no_candidate_is_in_two_splits():
     twin = replace(QUICK, train=100, heldout=50)
     candidates = twin.candidates()
     texts = {split: {each.prompt for each in found} for split, found in candidates.items()}
