@@ -44,24 +44,26 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-SIZES: dict[str, Any] = {
-    "vocab_size": len(word_tokenizer(WORDS)),
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "num_attention_heads": 2,
-    "max_position_embeddings": 32,
-    "initializer_range": 0.3,
-    "bos_token_id": None,
-    "eos_token_id": EOS_ID,
-    "pad_token_id": PAD_ID,
-}
+def sizes() -> dict[str, Any]:
+    """The sizes of all tiny models. A function, because tests of other drivers replace `WORDS`."""
+    return {
+        "vocab_size": len(word_tokenizer(WORDS)),
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_attention_heads": 2,
+        "max_position_embeddings": 32,
+        "initializer_range": 0.3,
+        "bos_token_id": None,
+        "eos_token_id": EOS_ID,
+        "pad_token_id": PAD_ID,
+    }
 
 
 def tiny_model(seed: int = 1) -> LlamaForCausalLM:
     """A random Llama over `WORDS`: one layer of width 16, confident enough that rollouts differ from each other."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return LlamaForCausalLM(LlamaConfig(**SIZES, num_hidden_layers=1, num_key_value_heads=2))
+        return LlamaForCausalLM(LlamaConfig(**sizes(), num_hidden_layers=1, num_key_value_heads=2))
 
 
 def tiny_gemma3(seed: int = 1) -> Gemma3ForCausalLM:
@@ -69,7 +71,7 @@ def tiny_gemma3(seed: int = 1) -> Gemma3ForCausalLM:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         config = Gemma3TextConfig(
-            **SIZES, num_hidden_layers=6, num_key_value_heads=1, head_dim=8, query_pre_attn_scalar=8, sliding_window=3
+            **sizes(), num_hidden_layers=6, num_key_value_heads=1, head_dim=8, query_pre_attn_scalar=8, sliding_window=3
         )
         return Gemma3ForCausalLM(config)
 

@@ -19,7 +19,7 @@ import tiny_trl
 import torch
 import trl
 from peft import LoraConfig
-from test_processes import TORCHRUN, launched
+from test_distributed import TORCHRUN, launched
 from test_turns import Shelf, Spoken, answered, chats, look_up, talking_model, talking_tokenizer
 from transformers import AutoModelForCausalLM
 from trl.trainer import utils
