@@ -1,5 +1,7 @@
 """Token ids that a run keeps: what is read back is what was encoded, and anything else is encoded again."""
 
+from datetime import date
+
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
@@ -21,6 +23,14 @@ def file(tmp_path):
 
 def test_ids_are_read_back_by_their_prompts(file):
     assert read_encoded(file, "mine") == dict(zip(map(digest_of, CHATS), IDS, strict=True))
+
+
+def test_messages_with_values_that_json_has_not_are_told_apart(tmp_path):
+    """Columns of a parquet file may be dates, and a chat template may show them."""
+    chats = [[{"role": "user", "content": "a", "day": date(2026, 1, day)}] for day in (1, 2)]
+    write_encoded(tmp_path / "file", "mine", chats, [(3,), (4,)])
+    assert read_encoded(tmp_path / "file", "mine") == {digest_of(chats[0]): (3,), digest_of(chats[1]): (4,)}
+    assert len({*map(digest_of, chats)}) == 2
 
 
 @pytest.mark.parametrize("encoder", ["another", None])

@@ -34,8 +34,8 @@ _NOT_OURS = (OSError, SafetensorError, ValueError, TypeError, LookupError, Recur
 
 
 def digest_of(prompt: Any) -> bytes:
-    """A digest of a prompt's text or messages."""
-    return blake2b(json.dumps(prompt).encode(), digest_size=_WIDTH).digest()
+    """A digest of a prompt's text or messages. A message may have values that JSON has not, such as a date."""
+    return blake2b(json.dumps(prompt, default=repr).encode(), digest_size=_WIDTH).digest()
 
 
 def encoder_digest(tokenizer: Any, arguments: Mapping[str, Any]) -> str | None:
