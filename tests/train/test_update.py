@@ -201,6 +201,18 @@ def test_the_moved_share_is_that_of_the_replayed_rows_tokens_under_what_is_train
     assert updater.moved(batch, generations) == pytest.approx(sum(moved) / 10)
 
 
+def test_measuring_what_has_moved_needs_no_pass_of_the_reference(updater_of):
+    updater = updater_of(loss=Loss(kl=0.1))
+    batch, generations = batch_of([3, 5], [1.0, 1.0], age=1)
+    batch = Batch(tuple(row._replace(replays=1) for row in batch.rows), batch.version)
+    passed = []
+    updater.reference.register_forward_hook(lambda *given: passed.append(given))
+    updater.moved(batch, generations)
+    assert not passed
+    updater.update(batch, generations)
+    assert passed
+
+
 @pytest.mark.parametrize(
     ("ratio", "moved"), [(0.79, True), (0.81, False), (1.0, False), (1.27, False), (1.29, True), (float("nan"), False)]
 )

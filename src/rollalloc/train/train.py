@@ -154,7 +154,6 @@ class Loop(ABC):
         self.keys, self.state, self.model, self.config = keys, state, model, config
         self.allocator, self.engine, self.updater = state.allocator, state.engine, state.updater
         self.counters = state.counters
-        self._measures_kl = state.allocator.recipe.reads_kl
         self.features, self.place, self.listener = features, place, listener
         self.folder = None if place is None else place.path
         self.grid = Grid(heldout, config, state.counters)
@@ -308,7 +307,7 @@ class Loop(ABC):
     def _train_on(self, batch: Batch) -> None:
         """Take the configured number of optimizer steps on a batch, and tell the allocator the new version."""
         started = time.perf_counter()
-        counters = self.counters
+        recipe, counters = self.allocator.recipe, self.counters
         batch, gated = self._admit(batch)
         figures_of_batch = of_batch(self.allocator, batch)
         if self.config.notices:
@@ -319,10 +318,8 @@ class Loop(ABC):
             figures = self.updater.update(
                 batch,
                 self.engine.generations,
-                spent=share_spent(
-                    self.allocator.recipe.budget, self.config.max_batches, counters.batches, counters.made
-                ),
-                measure_kl=self._measures_kl,
+                spent=share_spent(recipe.budget, self.config.max_batches, counters.batches, counters.made),
+                measure_kl=recipe.reads_kl,
                 between_passes=self._go_on,
             )
         except Diverged as error:

@@ -181,10 +181,10 @@ class Updater:
             batch: a batch with replayed rows.
             generations: generations by rollout id, at least those of the replayed rows.
         """
-        replayed = Batch(tuple(row for row in batch.rows if row.replays), batch.version)
+        replayed = self._sampled([row for row in batch.rows if row.replays], generations)
         counts = [
             torch.stack([has_moved(now_T - example.behaviour_T).sum(), torch.tensor(len(now_T), device=now_T.device)])
-            for example, now_T in self._judged(self.model, self._examples(replayed, generations))
+            for example, now_T in self._judged(self.model, replayed)
         ]
         moved, tokens = torch.stack(counts).sum(dim=0).tolist()
         return moved / tokens
@@ -219,15 +219,12 @@ class Updater:
         half precision, their log-probabilities differ slightly. In this case all rows are treated as stale, so that the
         truncated importance weight corrects the difference.
         """
-        of_rows = [generations[row.rollout] for row in batch.rows]
-        sampled = sent(np.concatenate([generation.logprobs for generation in of_rows]), self.policy.model.device)
-        parts = sampled.split([len(generation.tokens) for generation in of_rows])
+        examples = self._sampled(batch.rows, generations)
         rounded = self._rounds and not self.averages
-        examples: list[Example] = []
-        for row, generation, sampled_T in zip(batch.rows, of_rows, parts, strict=True):
-            stale = row.advantage and (row.version < batch.version or rounded)
-            proximal_T = None if stale else sampled_T
-            examples.append(Example(row, self.prompts[row.prompt], generation.tokens, sampled_T, proximal_T))
+        for example in examples:
+            row = example.row
+            if not (row.advantage and (row.version < batch.version or rounded)):
+                example.proximal_T = example.behaviour_T
         if rounded and measure_kl:  # recompute, so that rounding is not measured as movement
             for example in _measured(examples):
                 example.proximal_T = None
@@ -235,6 +232,16 @@ class Updater:
             for example, logprobs_T in self._judged(self.reference, examples):
                 example.reference_T = logprobs_T
         return examples
+
+    def _sampled(self, rows: Sequence[Row], generations: Mapping[int, Generation]) -> list[Example]:
+        """The rows with their log-probabilities when they were sampled."""
+        of_rows = [generations[row.rollout] for row in rows]
+        sampled = sent(np.concatenate([generation.logprobs for generation in of_rows]), self.policy.model.device)
+        parts = sampled.split([len(generation.tokens) for generation in of_rows])
+        return [
+            Example(row, self.prompts[row.prompt], generation.tokens, sampled_T, None)
+            for row, generation, sampled_T in zip(rows, of_rows, parts, strict=True)
+        ]
 
     @property
     def averages(self) -> bool:
