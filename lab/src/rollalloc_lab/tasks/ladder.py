@@ -272,19 +272,23 @@ def questions(folder: Path, mixture: Mixture = Mixture()) -> Path:
     return prompt_files(folder, mixture, mixture.problems, "ladder")
 
 
-def _base(folder: Path, name: str) -> str:
+def pretrained_in(folder: Path, name: str, needing: str) -> Path:
     """The folder of a pretrained model.
 
+    Args:
+        folder: the task's folder.
+        name: a key of `rollalloc.models.pretrained.MODELS`.
+        needing: what needs the model, for the error, for example "the ladder needs".
+
     Raises:
-        FileNotFoundError: it is missing.
+        FileNotFoundError: it is missing. The message names the command that creates it.
     """
     place = folder / name
     if not (place / "config.json").is_file():
         raise FileNotFoundError(
-            f"the ladder needs {MODELS[name].title} in {place}, which is missing; create it: "
-            f"rollalloc model {name} {place}"
+            f"{needing} {MODELS[name].title} in {place}, which is missing; create it: rollalloc model {name} {place}"
         )
-    return str(place)
+    return place
 
 
 def _warm(folder: Path, rung: LadderRung, made: Path, mixture: Mixture, device: str | None, progress: Shown) -> Path:
@@ -299,8 +303,8 @@ def _warm(folder: Path, rung: LadderRung, made: Path, mixture: Mixture, device: 
     settings = _Warm(rung.name, digest)
     base = None
     if rung.model.pretrained is not None:
-        place = _base(folder, rung.model.pretrained)
-        base = partial(Policy.load, place, device=device)
+        place = pretrained_in(folder, rung.model.pretrained, "the ladder needs")
+        base = partial(Policy.load, str(place), device=device)
     return make_once(
         folder / f"{rung.name}-{digest[:16]}",
         settings,

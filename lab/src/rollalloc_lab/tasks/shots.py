@@ -14,8 +14,8 @@ from typing import Any, cast
 import numpy as np
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from rollalloc.models.pretrained import MODELS
 from rollalloc.tasks.files import Problem, TaskFiles, compute_score, make_once, prompt_files
+from rollalloc_lab.tasks.ladder import pretrained_in
 
 __all__ = ["FAMILIES", "Shots", "compute_score", "prepare"]
 
@@ -97,11 +97,7 @@ def prepare(folder: Path, shots: Shots = Shots()) -> TaskFiles:
         FileNotFoundError: the model is missing. The message names the command that creates it.
         ValueError: a folder does not belong to this task.
     """
-    base = folder / BASE
-    if not (base / "config.json").is_file():
-        raise FileNotFoundError(
-            f"the questions need {MODELS[BASE].title} in {base}, which is missing; create it: rollalloc model {BASE} {base}"
-        )
+    base = pretrained_in(folder, BASE, "the questions need")
     made = prompt_files(folder / "questions", shots, shots.problems, "shots")
     return TaskFiles(
         model=make_once(folder / f"{BASE}-lines", _Lines(BASE, _LINE), lambda to: _end_at_lines(base, to)),
