@@ -1,7 +1,9 @@
 """Does replay with a gate save rollouts on every task, where replay without one loses on some?
 
-    python lab/experiments/reuse.py run OUT ARMS      # ARMS: comma-separated; resumable, seeds outside, tasks inside
-    python lab/experiments/reuse.py table OUT ARMS    # of the runs that are over
+    python lab/experiments/reuse.py tune OUT ARMS SEED...    # ARMS: comma-separated; half of each budget; resumable
+    python lab/experiments/reuse.py rank OUT ARMS SEED...    # mean accuracies of the tuning runs that are over
+    python lab/experiments/reuse.py run OUT ARMS             # the final seeds outside, tasks inside; resumable
+    python lab/experiments/reuse.py table OUT ARMS           # of the final runs that are over, the first arm over each
 
 The plan, set before any run of it. Arms, all with the defaults of `rollalloc train` (32 x 1, 6e-4, averaging 640,
 beta2 .95):
@@ -38,12 +40,12 @@ least accuracy after the target was reached (two evaluations in a row), below th
 
 Bars: `plain` over `gated` in rollouts at least 1.4 on five of eight tasks and below .95 on none; no fall above .04.
 
-Second round, 2026-11-29 at 05:30: both arms tuned alike, then five seeds. Written when 21 of the 96 runs of the first
-tuning seed were over, those of the two tasks on which the first round lost, before any run of the other six and of a
-final seed. What they show: with three steps the rate of 6e-4 does the harm, with replay and without it (spell_backward,
-mean accuracy up to 4,000 rollouts: three steps .303, and .413 with replay; at 3e-4 .397 and .447; one step .369, at 3e-4
-.422). An arm is now named by its kind, its optimizer steps a batch and its rate: `plain1-6e-4` is the former `plain`,
-`gated3-6e-4` the former `gated3`.
+Second round, 2026-11-29 at 05:30: both arms tuned alike, then five seeds. Written when the 24 runs of the first tuning
+seed on the two tasks on which the first round lost were over and the first of the other six was under way, before any
+run of a final seed. What they show: with three steps the rate of 6e-4 does the harm, with replay and without it
+(spell_backward, mean accuracy up to 4,000 rollouts: three steps .303, and .413 with replay; at 3e-4 .397 and .447; one
+step .369, at 3e-4 .422). An arm is now named by its kind, its optimizer steps a batch and its rate: `plain1-6e-4` is the
+former `plain`, `gated3-6e-4` the former `gated3`.
 
 - Tuning: {plain, gated} x {1, 2, 3} steps x {3e-4, 6e-4}; for the number of steps that is best, one rate more on the
   better one's side (1.5e-4 or 1.2e-3). `gated` replays 32 rows for each step beyond the first, and 32 with one step; its
@@ -63,25 +65,31 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from types import SimpleNamespace
+from typing import Any
 
 from rollalloc.compare.summary import in_words, interval
 from rollalloc.runs.cost import Curve, cost_to_target, curve_of, whole_curve_of
 from rollalloc.runs.reader import read_metrics
 
-SEEDS = (9741, 9742, 9743)
-MORE_STEPS = ("--optimizer-steps", "3")
-ARMS: Mapping[str, tuple[str, ...]] = {
-    "plain": (),
-    "replay": ("--set", "replay=32"),
-    "replay3": ("--set", "replay=64", *MORE_STEPS),
-    "plain3": MORE_STEPS,
-    "gated3": ("--set", "replay=64", "--set", "replay_moved=0.1", "--set", "replay_pause=4", *MORE_STEPS),
-}
+SEEDS = (9741, 9742, 9743, 9744, 9745)
+
+
+def options(arm: str) -> list[str]:
+    """The options of an arm such as `gated3-6e-4`: its kind, its optimizer steps a batch and its rate."""
+    kind, rate = arm.split("-", 1)
+    steps = int(kind[-1])
+    replayed = ["--set", f"replay={32 * max(1, steps - 1)}"]
+    of_kind = {
+        "plain": [],
+        "replay": replayed,
+        "gated": [*replayed, "--set", "replay_moved=0.1", "--set", "replay_pause=4"],
+    }
+    return ["--learning-rate", rate, "--optimizer-steps", str(steps), *of_kind[kind[:-1]]]
 
 
 @dataclass(frozen=True)
@@ -113,30 +121,46 @@ def place_of(out: Path, task: Task, arm: str, seed: int) -> Path:
 
 def is_over(place: Path) -> bool:
     """Whether the folder has a finished run."""
-    metrics = place / "metrics.jsonl"
-    return metrics.is_file() and read_metrics(metrics)[-1]["kind"] == "end"
+    return (place / "metrics.jsonl").is_file() and metrics_in(place)[-1]["kind"] == "end"
 
 
-def run(out: Path, arms: list[str]) -> None:
-    """Make the runs that are missing, in this process. Their seconds are the processor's."""
+def metrics_in(place: Path) -> list[dict[str, Any]]:
+    """The metrics of a run."""
+    return read_metrics(place / "metrics.jsonl")
+
+
+def run(out: Path, arms: list[str], seeds: Iterable[int], *, tuning: bool = False) -> None:
+    """Make the runs that are missing, in this process; tuning runs to half of their budget. Seconds are the processor's."""
     from rollalloc.cli.app import app
     from rollalloc.train import train
 
     train.time = SimpleNamespace(perf_counter=time.process_time)  # pyright: ignore[reportAttributeAccessIssue]
-    for seed in SEEDS:
+    for seed in seeds:
         for task in TASKS:
             for arm in arms:
                 place = place_of(out, task, arm, seed)
                 if is_over(place):
                     continue
-                most, target = (task.budget, task.target) if arm == "plain" else (task.budget * 3 // 4, 1)
-                grid = ("--max-rollouts", str(most), "--eval-every", str(task.every), "--target", str(target))
-                named = ("--task", task.name, "--tasks", str(out / "tasks"), "--out", str(place), "--seed", str(seed))
+                budget, every = (task.budget // 2, 250) if tuning else (task.budget, task.every)
+                grid = ["--max-rollouts", str(budget), "--eval-every", str(every), "--target", "1"]
+                named = ["--task", task.name, "--tasks", str(out / "tasks"), "--out", str(place), "--seed", str(seed)]
                 resumed = ["--resume"] if (place / "checkpoints").is_dir() else ["--overwrite"]
-                app(["train", *named, "--recipe", "reinforce", *ARMS[arm], *grid, *resumed], standalone_mode=False)
+                app(["train", *named, "--recipe", "reinforce", *options(arm), *grid, *resumed], standalone_mode=False)
 
 
-# ------------------------------------------------------------------------------------------------------------- the table
+# ------------------------------------------------------------------------------------------------------------ the tables
+
+
+def rank(out: Path, arms: list[str], seeds: Sequence[int]) -> None:
+    """Print the mean accuracy of the evaluations after the first, by task and arm, and its mean over tasks."""
+    print("| arm |", " | ".join(task.name for task in TASKS), "| mean |")
+    print("|---" * (len(TASKS) + 2) + "|")
+    for arm in arms:
+        means = [
+            fmean(fmean(curve_of(metrics_in(place_of(out, task, arm, seed))).accuracy[1:]) for seed in seeds)
+            for task in TASKS
+        ]
+        print(f"| {arm} |", " | ".join(f"{mean:.3f}" for mean in means), f"| {fmean(means):.4f} |")
 
 
 def fall(curve: Curve, at: int) -> float:
@@ -152,7 +176,7 @@ def rows(out: Path, task: Task, arms: list[str]) -> Iterator[str]:
     for arm in arms:
         reached, falls, ends = 0, [0.0], list[float]()
         for seed in over:
-            metrics = read_metrics(place_of(out, task, arm, seed) / "metrics.jsonl")
+            metrics = metrics_in(place_of(out, task, arm, seed))
             curve, cost = curve_of(metrics), cost_to_target(curve_of(metrics), task.target)
             assert cost is not None
             paid[arm].append(cost.paid | {"reached": float(not cost.censored)})
@@ -183,13 +207,21 @@ def table(out: Path, arms: list[str]) -> None:
 
 
 def main() -> None:
-    """Run or tabulate."""
+    """Tune, rank, run or tabulate."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("run", "table"))
+    parser.add_argument("what", choices=("tune", "rank", "run", "table"))
     parser.add_argument("out", type=Path)
     parser.add_argument("arms", type=lambda names: names.split(","))
+    parser.add_argument("seeds", type=int, nargs="*")
     given = parser.parse_args()
-    (run if given.what == "run" else table)(given.out, given.arms)
+    if given.what == "tune":
+        run(given.out, given.arms, given.seeds, tuning=True)
+    elif given.what == "rank":
+        rank(given.out, given.arms, given.seeds)
+    elif given.what == "run":
+        run(given.out, given.arms, SEEDS)
+    else:
+        table(given.out, given.arms)
 
 
 if __name__ == "__main__":
