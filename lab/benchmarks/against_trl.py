@@ -158,11 +158,10 @@ from rollalloc.models.weights import kept_share
 from rollalloc.runs.cost import Cost, Curve, cost_to_target
 from rollalloc.tasks.files import TaskFiles
 from rollalloc.tasks.presets import task_files
-from rollalloc.tasks.skills import Skills, SkillsConfig
-from rollalloc.tasks.tiny import Shape, WarmUp, save_warm_model, word_tokenizer
 from rollalloc.train.loading import one_thread
 from rollalloc_lab.tasks import ladder, shots, twins
 from rollalloc_lab.tasks.rungs import RUNGS
+from rollalloc_lab.tasks.skills_8m import model_8m
 from trl_driver import config
 
 MORE = 3  # exit status if runs are missing that nobody has begun
@@ -451,17 +450,6 @@ def files_of(size: str, tasks: Path) -> TaskFiles:
         return shots.prepare(tasks / "shots")
     task = task_files("skills/late", tasks)
     return replace(task, model=model_8m(tasks)) if size == "8m" else task
-
-
-def model_8m(tasks: Path) -> Path:
-    """A Llama of eight million parameters, warmed up on the task's examples."""
-    place, config = tasks / "skills-8m", SkillsConfig()
-    if not (place / "config.json").exists():
-        skills, rng = Skills(config), np.random.default_rng([config.seed, 0])
-        warm_up = WarmUp(steps=500, batch=64, learning_rate=1.5e-3)
-        draw, shape = partial(skills.noisy_examples, rng), Shape(hidden=288, layers=6)
-        save_warm_model(place, word_tokenizer(skills.words), warm_up, draw, shape)
-    return place
 
 
 class Reward:

@@ -1,9 +1,11 @@
 """Does replay with a gate save rollouts on every task, where replay without one loses on some?
 
-    python lab/experiments/reuse.py tune OUT ARMS SEED...    # ARMS: comma-separated; half of each budget; resumable
-    python lab/experiments/reuse.py rank OUT ARMS SEED...    # mean accuracies of the tuning runs that are over
-    python lab/experiments/reuse.py run OUT ARMS             # the final seeds outside, tasks inside; resumable
-    python lab/experiments/reuse.py table OUT ARMS           # of the final runs that are over, the first arm over each
+    python lab/experiments/reuse.py tune OUT SIZE ARMS SEED...    # half of each budget; resumable
+    python lab/experiments/reuse.py rank OUT SIZE ARMS SEED...    # mean accuracies of the tuning runs that are over
+    python lab/experiments/reuse.py run OUT SIZE ARMS [SEED...]   # the final seeds outside, tasks inside; resumable
+    python lab/experiments/reuse.py table OUT SIZE ARMS           # of those that are over, the first arm over each
+
+SIZE is 0.15m or 8m, ARMS such as `plain1-6e-4,gated3-3e-4` (kind, optimizer steps a batch, rate).
 
 The plan, set before any run of it. Arms, all with the defaults of `rollalloc train` (32 x 1, 6e-4, averaging 640,
 beta2 .95):
@@ -75,6 +77,8 @@ from typing import Any
 from rollalloc.compare.summary import in_words, interval
 from rollalloc.runs.cost import Curve, cost_to_target, curve_of, whole_curve_of
 from rollalloc.runs.reader import read_metrics
+from rollalloc.tasks.presets import task_files
+from rollalloc_lab.tasks.skills_8m import model_8m
 
 SEEDS = (9741, 9742, 9743, 9744, 9745)
 
@@ -102,7 +106,7 @@ class Task:
     every: int
 
 
-TASKS = (
+SMALL = (
     Task("skills/late", 0.85, 8_000, 500),
     Task("walks/mixed", 0.70, 7_000, 500),
     Task("skills/balanced", 0.80, 4_000, 250),
@@ -112,6 +116,8 @@ TASKS = (
     Task("rg/spell_backward", 0.45, 8_000, 500),
     Task("rg/number_filtering_misled", 0.58, 8_000, 500),
 )
+EIGHT_M = (Task("skills/late", 0.85, 6_000, 500), Task("skills/balanced", 0.80, 3_000, 250))
+SIZES: Mapping[str, tuple[Task, ...]] = {"0.15m": SMALL, "8m": EIGHT_M}
 
 
 def place_of(out: Path, task: Task, arm: str, seed: int) -> Path:
@@ -129,36 +135,54 @@ def metrics_in(place: Path) -> list[dict[str, Any]]:
     return read_metrics(place / "metrics.jsonl")
 
 
-def run(out: Path, arms: list[str], seeds: Iterable[int], *, tuning: bool = False) -> None:
+def given(task: Task, tasks: Path, size: str) -> list[str]:
+    """The options that name a task; at 8M, those of its files with the larger model."""
+    if size == "0.15m":
+        return ["--task", task.name, "--tasks", str(tasks)]
+    files, model = task_files(task.name, tasks), model_8m(tasks)
+    data = ["--prompts", str(files.train), "--heldout", str(files.heldout), "--reward", files.reward, "--single-answer"]
+    return ["--model", str(model), *data, "--max-new-tokens", str(files.max_new_tokens), "--reward-workers", "0"]
+
+
+def run(out: Path, size: str, arms: list[str], seeds: Iterable[int], *, tuning: bool = False) -> None:
     """Make the runs that are missing, in this process; tuning runs to half of their budget. Seconds are the processor's."""
     from rollalloc.cli.app import app
     from rollalloc.train import train
 
     train.time = SimpleNamespace(perf_counter=time.process_time)  # pyright: ignore[reportAttributeAccessIssue]
     for seed in seeds:
-        for task in TASKS:
+        for task in SIZES[size]:
             for arm in arms:
                 place = place_of(out, task, arm, seed)
                 if is_over(place):
                     continue
                 budget, every = (task.budget // 2, 250) if tuning else (task.budget, task.every)
                 grid = ["--max-rollouts", str(budget), "--eval-every", str(every), "--target", "1"]
-                named = ["--task", task.name, "--tasks", str(out / "tasks"), "--out", str(place), "--seed", str(seed)]
+                kept = ["--out", str(place), "--seed", str(seed)]
                 resumed = ["--resume"] if (place / "checkpoints").is_dir() else ["--overwrite"]
-                app(["train", *named, "--recipe", "reinforce", *options(arm), *grid, *resumed], standalone_mode=False)
+                asked = [
+                    *given(task, out / "tasks", size),
+                    "--recipe",
+                    "reinforce",
+                    *options(arm),
+                    *grid,
+                    *kept,
+                    *resumed,
+                ]
+                app(["train", *asked], standalone_mode=False)
 
 
 # ------------------------------------------------------------------------------------------------------------ the tables
 
 
-def rank(out: Path, arms: list[str], seeds: Sequence[int]) -> None:
+def rank(out: Path, size: str, arms: list[str], seeds: Sequence[int]) -> None:
     """Print the mean accuracy of the evaluations after the first, by task and arm, and its mean over tasks."""
-    print("| arm |", " | ".join(task.name for task in TASKS), "| mean |")
-    print("|---" * (len(TASKS) + 2) + "|")
+    print("| arm |", " | ".join(task.name for task in SIZES[size]), "| mean |")
+    print("|---" * (len(SIZES[size]) + 2) + "|")
     for arm in arms:
         means = [
             fmean(fmean(curve_of(metrics_in(place_of(out, task, arm, seed))).accuracy[1:]) for seed in seeds)
-            for task in TASKS
+            for task in SIZES[size]
         ]
         print(f"| {arm} |", " | ".join(f"{mean:.3f}" for mean in means), f"| {fmean(means):.4f} |")
 
@@ -197,11 +221,11 @@ def rows(out: Path, task: Task, arms: list[str]) -> Iterator[str]:
             yield f"| {task.name} | {arm} | {reached} of {len(over)} | {each} | {shown} | {end} | {max(falls):.3f} |"
 
 
-def table(out: Path, arms: list[str]) -> None:
+def table(out: Path, size: str, arms: list[str]) -> None:
     """Print the table of the seeds that every arm has."""
     print("| task | arm | reached | rollouts | first arm over this: rollouts | tokens | seconds | at the end | fall |")
     print("|---|---|---|---|---|---|---|---|---|")
-    for task in TASKS:
+    for task in SIZES[size]:
         for line in rows(out, task, arms):
             print(line)
 
@@ -211,17 +235,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("tune", "rank", "run", "table"))
     parser.add_argument("out", type=Path)
+    parser.add_argument("size", choices=tuple(SIZES))
     parser.add_argument("arms", type=lambda names: names.split(","))
     parser.add_argument("seeds", type=int, nargs="*")
-    given = parser.parse_args()
-    if given.what == "tune":
-        run(given.out, given.arms, given.seeds, tuning=True)
-    elif given.what == "rank":
-        rank(given.out, given.arms, given.seeds)
-    elif given.what == "run":
-        run(given.out, given.arms, SEEDS)
+    asked = parser.parse_args()
+    where = asked.out, asked.size, asked.arms
+    if asked.what == "tune":
+        run(*where, asked.seeds, tuning=True)
+    elif asked.what == "rank":
+        rank(*where, asked.seeds)
+    elif asked.what == "run":
+        run(*where, asked.seeds or SEEDS)
     else:
-        table(given.out, given.arms)
+        table(*where)
 
 
 if __name__ == "__main__":
