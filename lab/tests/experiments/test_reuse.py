@@ -1,0 +1,75 @@
+"""The arms and the table of lab/experiments/reuse.py."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "experiments"))
+import reuse
+from rollalloc.runs.cost import Curve
+
+
+def curve_with(*accuracy):
+    paid = tuple(float(500 * at) for at in range(len(accuracy)))
+    return Curve(paid, paid, paid, paid, tuple(range(len(accuracy))), accuracy, (0.0,) * len(accuracy))
+
+
+def write_run(place, accuracies, every):
+    """A run's metrics with these accuracies, `every` rollouts apart."""
+    place.mkdir(parents=True)
+    paid = [
+        {
+            "at": at * every,
+            "rollouts_paid": at * every,
+            "tokens_paid": 5 * at * every,
+            "seconds": 0.1 * at,
+            "version": at,
+        }
+        for at in range(len(accuracies))
+    ]
+    lines = [
+        {"kind": "eval", **each, "accuracy": accuracy, "standard_error": 0.0, "optimizer_steps": each["version"]}
+        for each, accuracy in zip(paid, accuracies, strict=True)
+    ]
+    lines.append({"kind": "end", "why": "the budget is spent", **paid[-1]})
+    text = "".join(json.dumps({"accounts": {}, **line}) + "\n" for line in lines)
+    (place / "metrics.jsonl").write_text(text)
+
+
+def test_an_arm_names_its_kind_steps_and_rate():
+    assert reuse.options("plain1-6e-4") == ["--learning-rate", "6e-4", "--optimizer-steps", "1"]
+    replayed = reuse.options("replay2-3e-4")
+    assert replayed == ["--learning-rate", "3e-4", "--optimizer-steps", "2", "--set", "replay=32"]
+    assert [each for each in reuse.options("gated3-6e-4") if "=" in each] == [
+        "replay=64",
+        "replay_moved=0.1",
+        "replay_pause=4",
+    ]
+    assert "replay=32" in reuse.options("gated1-6e-4")
+    with pytest.raises(KeyError):
+        reuse.options("gatd3-6e-4")
+
+
+def test_a_fall_is_measured_from_the_level_at_the_target():
+    assert reuse.fall(curve_with(0.5, 0.8, 0.9, 0.7, 0.9), 1) == pytest.approx(0.85 - 0.7)
+    assert reuse.fall(curve_with(0.5, 0.8, 0.9, 0.95), 1) == 0
+
+
+def test_the_table_leaves_out_pairs_in_which_neither_run_reached_the_target(tmp_path):
+    task = reuse.Task("skills/late", 0.85, 2_000, 500)
+    curves = {
+        ("plain1-6e-4", 9741): (0.5, 0.6, 0.7, 0.9, 0.95),  # .85 after 1,375 rollouts
+        ("gated3-6e-4", 9741): (0.5, 0.875, 0.95, 0.95, 0.95),  # .85 after 466.7
+        ("plain1-6e-4", 9742): (0.5, 0.6, 0.6, 0.6, 0.6),
+        ("gated3-6e-4", 9742): (0.5, 0.6, 0.6, 0.6, 0.6),
+        ("plain1-6e-4", 9743): (0.5, 0.6, 0.6, 0.6, 0.6),  # has no pair: its partner is not over
+    }
+    for (arm, seed), accuracies in curves.items():
+        write_run(reuse.place_of(tmp_path, task, arm, seed), accuracies, task.every)
+    plain, gated = reuse.rows(tmp_path, task, ["plain1-6e-4", "gated3-6e-4"])
+    assert "| 1 of 2 | 1,375 2,000 | 1.00" in plain
+    assert "| 1 of 2 | 467 2,000 | 2.95" in gated
