@@ -60,7 +60,7 @@ def test_a_fall_is_measured_from_the_level_at_the_target():
 
 
 def test_the_table_leaves_out_pairs_in_which_neither_run_reached_the_target(tmp_path):
-    task = reuse.Task("skills/late", 0.85, 2_000, 500)
+    task = reuse.Task("skills/late", 0.85, 2_000, 2_000, 500)
     curves = {
         ("plain1-6e-4", 9741): (0.5, 0.6, 0.7, 0.9, 0.95),  # .85 after 1,375 rollouts
         ("gated3-6e-4", 9741): (0.5, 0.875, 0.95, 0.95, 0.95),  # .85 after 466.7
