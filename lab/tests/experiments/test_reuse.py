@@ -73,3 +73,11 @@ def test_the_table_leaves_out_pairs_in_which_neither_run_reached_the_target(tmp_
     plain, gated = reuse.rows(tmp_path, task, ["plain1-6e-4", "gated3-6e-4"])
     assert "| 1 of 2 | 1,375 2,000 | 1.00" in plain
     assert "| 1 of 2 | 467 2,000 | 2.95" in gated
+
+
+@pytest.mark.parametrize(
+    ("reached", "bound"),
+    [([], None), ([(1, 1)], ""), ([(1, 1), (0, 1)], ">"), ([(1, 0), (1, 1)], "<"), ([(1, 0), (0, 1)], None)],
+)
+def test_a_ratio_is_a_bound_on_the_side_of_the_run_that_missed(reached, bound):
+    assert reuse.bound_of([({"reached": a}, {"reached": b}) for a, b in reached]) == bound
