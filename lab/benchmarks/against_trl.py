@@ -108,7 +108,7 @@ of its prompts at 8M) and outside the clock.
   where there is a GPU): as `135m`, its targets by the same rule; not run here. Bars: `line` over foresight at 8M on the
   U-shaped set, 1.4 in rollouts and 1.0 in tokens; stock over foresight 5 in rollouts and 3 in CPU seconds. The balanced set
   is told beside it, whatever it shows.
-  8M again, planned on 2026-11-29 at 06:12 before any run at 8M (in place of the above), when the twin had been
+  8M again, planned on 2026-11-29 at 06:09 before any run at 8M (in place of the above), when the twin had been
   made and its targets set by the rule (.54, balanced .74), on a machine with a core to itself. Rates 7.5e-5, 1.5e-4 and 3e-4
   on seed 100 for stock with n = 4, `line` and `foresight`, to the target or to 4,608 rollouts; while an arm's best rate is
   at an end of those tried, the next by a factor of two. Then, on seed 100 too: stock with n = 8 at the best rate of n = 4,
@@ -118,6 +118,8 @@ of its prompts at 8M) and outside the clock.
   `foresight-again` at the rate of `foresight`. A final run ends when the U-shaped target is reached and 3,072 rollouts are
   spent, or at 8,192; the balanced target is not waited for. Bars as above; stock over the best arm of ours, whichever it
   is, is told against the joint bar (5 in rollouts, 3 in CPU seconds), as a choice among four.
+  Cut at 06:42, when stock, `line` and `foresight` were over on seed 300 and read, for want of time: these three on seeds 301
+  to 304 first; replay and `foresight-again` after them, if time is left.
 - A run but for the tuning goes on to its least budget (12,288 rollouts at 0.15M, 8,192 at 8M, 1,792 at 135M) or until two
   successive evaluations are at the target, whichever is later, and ends at twice the least budget.
 - This plan was cut after four runs of the tuning (all arms at 1.5e-4), because the machine was busier than expected: before,
