@@ -23,8 +23,8 @@ from rollalloc.tasks.files import make_once
 from rollalloc.tasks.presets import Tuned, fields_of, task_files, task_run
 from rollalloc.train import update
 from rollalloc.train.config import Config, folder_of, is_run_in
-from rollalloc.train.loss import token_losses
 from rollalloc.train.train import train
+from rollalloc.train.update import token_losses
 
 SEEDS = (7010, 7011, 7012, 7013, 7014)  # of runs that differ in one parameter; nothing was tuned on them
 CELL_SEEDS, TUNING_SEED = (7000, 7001, 7002, 7003, 7004), 1000  # of the check of the map, and of its learning rates

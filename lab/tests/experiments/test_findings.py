@@ -13,7 +13,7 @@ import findings_decay
 import findings_map
 import findings_runs
 from findings_map import BINS, discarded, piloted, plain
-from rollalloc.train.loss import token_losses
+from rollalloc.train.update import token_losses
 
 
 def pool_of(rate_N):

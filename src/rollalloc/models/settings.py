@@ -153,7 +153,7 @@ class Loss:
 
     Attributes:
         clip: limits of the importance ratios.
-        aggregation: how the losses of the tokens of a mini-batch are combined (`rollalloc.train.loss.shares`): "token_mean",
+        aggregation: how the token losses of a mini-batch are combined (`rollalloc.train.update.shares`): "token_mean",
             as in DAPO, "sequence_mean", as in GRPO, or "dr_grpo".
         kl: weight of the KL divergence to the initial policy, 0 or more. The KL term includes rows without an advantage,
             because the divergence is a mean over everything that the policy samples.

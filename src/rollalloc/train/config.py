@@ -187,7 +187,7 @@ class Config:
         chat_template_args: further arguments of the chat template as a JSON object, for example
             '{"enable_thinking": false}'. None: no further arguments.
         accept_overlap: True: train even if the share of held-out prompts that are in the training set is above 5%
-            (`rollalloc.data.overlap.MOST_SHARED`).
+            (`rollalloc.data.prompts.MOST_SHARED`).
         recipe: name of a recipe, see `rollalloc.named.make_recipe`.
         parameters: arguments of the recipe, by name.
         max_rollouts: rollout budget. None: no limit.

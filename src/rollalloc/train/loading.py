@@ -19,8 +19,15 @@ from rollalloc.core.rule import called
 from rollalloc.data.encoding import template_arguments
 from rollalloc.data.feature_blocks import Features
 from rollalloc.data.feature_file import holds_features, read_features
-from rollalloc.data.overlap import refuse_trained_on, warn_of_repeated
-from rollalloc.data.prompts import EncodedPrompts, PromptSet, encode_prompts, load_prompts, refuse_longer
+from rollalloc.data.prompts import (
+    EncodedPrompts,
+    PromptSet,
+    encode_prompts,
+    load_prompts,
+    refuse_longer,
+    refuse_trained_on,
+    warn_of_repeated,
+)
 from rollalloc.files.names import ENCODED, FEATURES
 from rollalloc.models.featurizer import features_of, weights_digest
 from rollalloc.models.policy import Policy, context_of, peft_module, usable_device

@@ -18,8 +18,7 @@ from rollalloc.drivers.tinker.trajectories import Piece, Trajectory
 from rollalloc.models.checkpoint import PAYLOADS, Checkpoint
 from rollalloc.models.weights import check_figures
 from rollalloc.train.config import Config
-from rollalloc.train.loss import shares
-from rollalloc.train.update import mini_batches
+from rollalloc.train.update import mini_batches, shares
 
 Sequence = tuple[tuple[int, ...], dict[str, list[Any]]]  # input token ids; targets, log-probabilities and advantages
 
@@ -31,7 +30,7 @@ class RemoteUpdater:
     of the token's probabilities under the trained weights and under the sampling weights. To get a mean over
     the batch, the advantage is multiplied by the row's weight and by the row's share of the loss:
 
-        A_t = advantage · weight · share,    share: see `rollalloc.train.loss.shares`
+        A_t = advantage · weight · share,    share: see `rollalloc.train.update.shares`
 
     The mean includes rows with advantage 0. Such rows have no gradient, so they are not sent to the service and not billed.
 

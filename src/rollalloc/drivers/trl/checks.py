@@ -17,7 +17,7 @@ from trl.trainer import utils as trl_utils
 
 from rollalloc.core.recipe import Recipe
 from rollalloc.core.rule import called
-from rollalloc.data.overlap import warn_of_shared
+from rollalloc.data.prompts import warn_of_shared
 from rollalloc.drivers.trl.dataset import check_conversations
 from rollalloc.drivers.trl.distributed import is_sharded
 from rollalloc.drivers.trl.generation import steps_per_batch

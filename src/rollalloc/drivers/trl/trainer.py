@@ -17,7 +17,14 @@ from rollalloc.core.recipe import Recipe, refuse_other
 from rollalloc.drivers.trl import checks
 from rollalloc.drivers.trl.allocation import Allocation
 from rollalloc.drivers.trl.averaging import AveragedWeights
-from rollalloc.drivers.trl.callback import AllocationCallback
+from rollalloc.drivers.trl.callback import (
+    AllocationCallback,
+    batch_figures,
+    evaluated_figures,
+    generated_figures,
+    running_totals,
+    tokens_generated,
+)
 from rollalloc.drivers.trl.checkpoints import FiniteTraining
 from rollalloc.drivers.trl.dataset import (
     AUTO,
@@ -32,13 +39,6 @@ from rollalloc.drivers.trl.loss_check import LossCheck, arguments_of
 from rollalloc.drivers.trl.movement import Movement
 from rollalloc.drivers.trl.rewards import RewardFunctions
 from rollalloc.drivers.trl.rollout import Rollout, decode, encode, parses
-from rollalloc.drivers.trl.step_metrics import (
-    batch_figures,
-    evaluated_figures,
-    generated_figures,
-    running_totals,
-    tokens_generated,
-)
 from rollalloc.drivers.trl.tensors import training_inputs
 from rollalloc.drivers.trl.unsloth import check_patch, is_unsloths, laid_out, padded_by
 from rollalloc.named import parameters_of, refuse_unknown

@@ -29,7 +29,7 @@ from verl.workers.rollout.llm_server import LLMServerClient
 
 from rollalloc.core.allocator import Allocator
 from rollalloc.core.packing import exact_keys
-from rollalloc.data.overlap import warn_of_shared
+from rollalloc.data.prompts import warn_of_shared
 from rollalloc.drivers.verl.client import Client, ResumingClient, requests_left
 from rollalloc.drivers.verl.configure import configure, overlap_of
 from rollalloc.drivers.verl.diverging import check_update

@@ -2,8 +2,8 @@
 
 import pytest
 
+from rollalloc.drivers.trl.callback import evaluated_figures
 from rollalloc.drivers.trl.rewards import RewardFunctions
-from rollalloc.drivers.trl.step_metrics import evaluated_figures
 
 SCORES = [[1.0, 0.0], [1.0, 9.0], [None, None], [1.0, 0.0], [0.0, 9.0], [0.5, 0.0], [None, 0.0], [None, 0.0]]
 COMPLETIONS = [[5], [6], [7], [5], [5], [6], [5], [6]]

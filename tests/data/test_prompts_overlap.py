@@ -4,8 +4,7 @@ from contextlib import nullcontext
 
 import pytest
 
-from rollalloc.data.overlap import normalised, refuse_trained_on, warn_of_shared
-from rollalloc.data.prompts import load_prompts, write_prompts
+from rollalloc.data.prompts import load_prompts, normalised, refuse_trained_on, warn_of_shared, write_prompts
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rollalloc.models.settings import Clip, Loss
-from rollalloc.train.loss import shares, token_losses
+from rollalloc.train.update import shares, token_losses
 
 CLIP = Clip(low=0.2, high=0.28, stale=2.0)
 
