@@ -38,7 +38,11 @@ KINDS: dict[str, dict[str, str]] = {
 # nor on what a hardly trained model happens to sample by it.
 WITHOUT = {"cli", "core", "files", "recipes", "rewards", "rules", "runs", "rounding", "shown", "simulate", "waste"}
 # And of the tier `e2e` what computes the same in two ways.
-E2E = ("tests/drivers/trl/test_distributed.py",)
+_TWO = "tests/drivers/trl/test_distributed.py"
+E2E = (
+    f"{_TWO}::test_two_processes_make_the_same_decisions_and_gradients_as_one",
+    f"{_TWO}::test_a_sharded_model_is_trained_as_a_whole_one",
+)
 
 PROBE = """
 import hashlib, numpy, torch

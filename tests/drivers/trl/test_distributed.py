@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import numpy as np
@@ -75,8 +76,8 @@ def test_two_processes_make_the_same_decisions_and_gradients_as_one(changes, tmp
 def test_two_processes_resume_exactly(tmp_path):
     given = {"recipe": "pilot_commit", "save_strategy": "steps", "save_steps": 10}
     whole = run(tmp_path / "whole", 2, max_steps=20, **given)
-    run(tmp_path / "parts", 2, max_steps=10, **given)
-    resumed = run(tmp_path / "parts", 2, max_steps=20, resume=True, **given)
+    copytree(tmp_path / "whole" / "checkpoint-10", tmp_path / "part" / "checkpoint-10")
+    resumed = run(tmp_path / "part", 2, max_steps=20, resume=True, **given)
     assert whole.decided == resumed.decided
     assert whole.decided[0] == whole.decided[1]
     assert whole.decided[0]["held"]
