@@ -118,7 +118,7 @@ of its prompts at 8M) and outside the clock.
   `foresight-again` at the rate of `foresight`. A final run ends when the U-shaped target is reached and 3,072 rollouts are
   spent, or at 8,192; the balanced target is not waited for. Bars as above; stock over the best arm of ours, whichever it
   is, is told against the joint bar (5 in rollouts, 3 in CPU seconds), as a choice among four.
-  Cut at 06:42, when stock, `line` and `foresight` were over on seed 300 and read, for want of time: these three on seeds 301
+  Cut at 06:40, when stock, `line` and `foresight` were over on seed 300 and read, for want of time: these three on seeds 301
   to 304 first; replay and `foresight-again` after them, if time is left.
 - A run but for the tuning goes on to its least budget (12,288 rollouts at 0.15M, 8,192 at 8M, 1,792 at 135M) or until two
   successive evaluations are at the target, whichever is later, and ends at twice the least budget.

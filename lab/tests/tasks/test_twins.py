@@ -10,8 +10,9 @@ import pytest
 
 from rollalloc.data.prompts import load_prompts
 from rollalloc.models.policy import Policy
+from rollalloc.tasks.files import unseen
 from rollalloc.tasks.skills import Pool
-from rollalloc_lab.tasks import twins
+from rollalloc_lab.tasks import ladder, twins
 from rollalloc_lab.tasks.ladder import Mixture
 from rollalloc_lab.tasks.rungs import RUNGS, Model, WarmedUp
 from rollalloc_lab.tasks.twins import BALANCED, TWINS, U_SHAPED, Sharpened, Twin, balanced_of, name_of
@@ -55,6 +56,21 @@ def test_a_twin_is_made_once_and_a_second_call_changes_nothing(tmp_path):
     assert [len(each.prompts) for each in splits] == [48, 20, 20]
     assert len({str(text) for each in splits for text in each.prompts}) == 88  # no prompt is in two splits
     assert all(0 <= extra["exact_p"] < 0.5 for each in splits for extra in each.extra_infos)
+
+
+def test_no_held_out_question_is_shown_when_a_twin_is_sharpened(tmp_path, monkeypatch):
+    shown: set[str] = set()
+
+    def supervise(model, tokenizer, warm_up, draw, **_):
+        shown.update(draw(5000)[0])
+
+    base = ladder.prepare(tmp_path, RUNG, ASKED)
+    monkeypatch.setattr(twins, "supervise", supervise)
+    twins._sharpen(tmp_path / "sharp", base.model, RUNG, QUICK, "cpu", unseen)
+    candidates = {split: {each.prompt for each in found} for split, found in QUICK.candidates().items()}
+    # Short questions come again and again, so that a held-out one would have been shown.
+    assert shown & candidates["train"]
+    assert not shown & (candidates["heldout"] | candidates["balanced"])
 
 
 def test_a_twins_rates_are_those_of_its_own_model(tmp_path):
