@@ -36,6 +36,8 @@ from rollalloc.models.weights import (
 )
 from rollalloc.train.config import Config
 
+log = logging.getLogger(__name__)
+
 
 def token_losses(
     logprobs_BT: Tensor,
@@ -125,9 +127,6 @@ def shares(lengths_B: Tensor, aggregation: Aggregation, max_new_tokens: int) -> 
             return 1 / lengths_B / rows
         case "dr_grpo":
             return torch.full((rows,), 1 / max_new_tokens) / rows
-
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)

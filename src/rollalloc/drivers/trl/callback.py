@@ -44,6 +44,14 @@ from rollalloc.models import checkpoint
 from rollalloc.runs.learning_signal import notices
 from rollalloc.runs.metrics import of_batch, pass_at_k, prediction, scalars, totals
 
+log = logging.getLogger(__name__)
+
+# Fields of a rollout that are saved in addition to its generation.
+_SAVED = ("prompt", "prompt_tokens", "texts", "own", "scores_F", "logged")
+# Features that the model computed are saved, because later weights would give other values.
+_FEATURES = "features"
+_CORE = "allocator"  # the core's state as JSON, compressed because most records of a long data set are empty
+
 Figures = dict[str, float]
 
 
@@ -145,15 +153,6 @@ def _moments(mean: str, std: str, values: Sequence[float]) -> Figures:
     return (
         {mean: float(np.mean(values)), std: float(np.std(values, ddof=1)) if len(values) > 1 else 0.0} if values else {}
     )
-
-
-log = logging.getLogger(__name__)
-
-# Fields of a rollout that are saved in addition to its generation.
-_SAVED = ("prompt", "prompt_tokens", "texts", "own", "scores_F", "logged")
-# Features that the model computed are saved, because later weights would give other values.
-_FEATURES = "features"
-_CORE = "allocator"  # the core's state as JSON, compressed because most records of a long data set are empty
 
 
 class AllocationCallback(TrainerCallback):
