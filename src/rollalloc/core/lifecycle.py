@@ -312,7 +312,7 @@ def judge(run: Run, group: Group) -> None:
         return
     stage = run.recipe.stages[group.stage]
     if not group.done and not group.unfinished:
-        drop(run, group, _unscored(group), stage.judge.traits.after_failure)
+        drop(run, group, "failed", stage.judge.traits.after_failure)
         return
     verdict = stage.judge(group.view, run.view())
     if verdict is None:
@@ -325,14 +325,9 @@ def judge(run: Run, group: Group) -> None:
     # A judge may let a group pass before any rollout has a score, or after rollouts of very old weights. It could not
     # be trained on.
     elif not group.done or run.stale(group):
-        drop(run, group, "stale" if group.done else _unscored(group), NOW)
+        drop(run, group, "stale" if group.done else "failed", NOW)
     else:
         _pass(run, group, verdict.act, verdict.until)
-
-
-def _unscored(group: Group) -> str:
-    """Why a group ends without any score. Cancelled rollouts alone are no failure of the prompt."""
-    return "failed" if group.failed else "cancelled"
 
 
 def _pass(run: Run, group: Group, act: Act, until: Until) -> None:
@@ -374,6 +369,7 @@ def close(run: Run, group: Group, phase: Phase, fate: str, until: Until) -> None
     if run.learns:  # else the view need not be built
         run.recipe.prompts.observe(run.memory, group.view, run.view())
     quarantined = False
+    # Cancelled rollouts alone are no failure of the prompt: the driver or a stop rule wanted them to end.
     if group.failed and not group.done:
         run.failing += 1
         failures, limit = run.statistics.fail(group.prompt), run.recipe.quarantine_after
