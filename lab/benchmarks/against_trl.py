@@ -120,6 +120,14 @@ of its prompts at 8M) and outside the clock.
   is, is told against the joint bar (5 in rollouts, 3 in CPU seconds), as a choice among four.
   Cut at 06:40, when stock, `line` and `foresight` were over on seed 300 and read, for want of time: these three on seeds 301
   to 304 first; replay and `foresight-again` after them, if time is left.
+  Added at 09:30, when these were over and `line-gated` had been read on seeds 300 and 301: the joint bar again, second and
+  last attempt. `line-replay` at 3e-4, which the choice between the two arms with replay had left out although its seconds
+  on seed 100 were the best, on seeds 300 to 304; `line-gated` on the three that it lacks; `foresight-replay` (foresight with
+  replay of 32 rows) at 1.5e-4 and 3e-4 on seed 100, then at the better one on seeds 300 to 304. Stock is tuned further, so
+  that the other side is at its best too: on seed 100 `stock-all` (32 rows, averaged, `adam_beta2=.95`) at 7.5e-5, 1.5e-4 and
+  3e-4, and `stock-beta2` at 1.5e-4; if one of these comes to a higher accuracy than stock with n = 4 did there within 4,608
+  rollouts, or to the target, it is run on the final seeds, and the bars are told against the better of the two.
+  `foresight-again` on the seeds it lacks, last. The joint bar is a choice among five arms now.
 - A run but for the tuning goes on to its least budget (12,288 rollouts at 0.15M, 8,192 at 8M, 1,792 at 135M) or until two
   successive evaluations are at the target, whichever is later, and ends at twice the least budget.
 - This plan was cut after four runs of the tuning (all arms at 1.5e-4), because the machine was busier than expected: before,
@@ -372,6 +380,9 @@ def finals(best: int) -> dict[str, Arm]:
         "line-only": line("the one line, nothing else", reinforce, 0),
         "line-replay": line("the one line, averaged, replay of 32 rows", replayed, **LIKE_OURS),
         "line-gated": line("the one line, averaged, replay of 64 rows with a gate", gated, **LIKE_OURS),
+        "foresight-replay": line(
+            "the one line, foresight, averaged, replay of 32 rows", partial(foresight, replay=32), **LIKE_OURS
+        ),
     }
 
 
