@@ -5,7 +5,7 @@
     python lab/experiments/reuse.py run OUT SIZE ARMS [SEED...]   # the final seeds outside, tasks inside; resumable
     python lab/experiments/reuse.py table OUT SIZE ARMS           # of those that are over, the first arm over each
 
-SIZE is 0.15m or 8m, ARMS such as `plain1-6e-4,gated3-3e-4` (kind, optimizer steps a batch, rate).
+SIZE is 0.15m, 8m or 135m, ARMS such as `plain1-6e-4,gated3-3e-4` (kind, optimizer steps a batch, rate).
 
 The plan, set before any run of it. Arms, all with the defaults of `rollalloc train` (32 x 1, 6e-4, averaging 640,
 beta2 .95):
@@ -80,6 +80,18 @@ it has, and what was to be the second attempt is now the first arm; the second i
 
 Changed at 06:14, after a look at seed 9743: on walks/mixed `gated3-3e-4` had not come to .70 within three quarters of the
 budget, so that its ratio would have been a bound that flatters it. It goes on to the whole budget there, on every seed.
+
+Larger models, 2026-11-29 at 09:40, in place of what was planned for 8M. Of 8M, five runs of skills/late were over on seed
+8900, and no other:
+
+- 8M: `plain1` and `plain3` at 1.5e-4 and 3e-4, `gated3` at 1.5e-4 and 3e-4, half of the budget of both tasks, seed 8900, one
+  setting of each kind for both; if the best rate of a kind is 3e-4, 6e-4 too. Then the best plain and the best gated on
+  skills/late and skills/balanced, seeds 9741 to 9745, as many as the time allows, seeds outside.
+- 135M on one thread of a CPU: SmolLM2 on `rollalloc data chat filter`, answers of 24 tokens, to a held-out accuracy of .28
+  (it begins near .12 and ends near .32), 640 rollouts, an evaluation every 64. `plain1` at 2e-5 and 4e-5, `gated3` at 1e-5
+  and 2e-5 on seed 8900; the best of each on seeds 9741 to 9743, as many as the time allows. Three seeds at most, and two
+  rates of each.
+- Bars as above, and at 135M: CPU seconds no worse than 1.0.
 """
 
 from __future__ import annotations
@@ -139,7 +151,8 @@ SMALL = (
     Task("rg/number_filtering_misled", 0.58, 8_000, 8_000, 500),
 )
 EIGHT_M = (Task("skills/late", 0.85, 6_000, 4_500, 500), Task("skills/balanced", 0.80, 3_000, 2_250, 250))
-SIZES: Mapping[str, tuple[Task, ...]] = {"0.15m": SMALL, "8m": EIGHT_M}
+SMOLLM2 = (Task("chat/filter", 0.28, 640, 640, 64),)
+SIZES: Mapping[str, tuple[Task, ...]] = {"0.15m": SMALL, "8m": EIGHT_M, "135m": SMOLLM2}
 
 
 def place_of(out: Path, task: Task, arm: str, seed: int) -> Path:
@@ -158,9 +171,23 @@ def metrics_in(place: Path) -> list[dict[str, Any]]:
 
 
 def given(task: Task, tasks: Path, size: str) -> list[str]:
-    """The options that name a task; at 8M, those of its files with the larger model."""
+    """The options that name a task; at 8M, those of its files with the larger model.
+
+    At 135M, `rollalloc model smollm2` and `rollalloc data chat filter` have made the files, in folders of these names.
+    """
     if size == "0.15m":
         return ["--task", task.name, "--tasks", str(tasks)]
+    if size == "135m":
+        chat, reward = tasks / task.name, "rollalloc.tasks.chat:compute_score"
+        data = [
+            "--prompts",
+            str(chat / "train.parquet"),
+            "--heldout",
+            str(chat / "heldout.parquet"),
+            "--reward",
+            reward,
+        ]
+        return ["--model", str(tasks / "smollm2"), *data, "--max-new-tokens", "24", "--device", "cpu"]
     files, model = task_files(task.name, tasks), model_8m(tasks)
     data = ["--prompts", str(files.train), "--heldout", str(files.heldout), "--reward", files.reward, "--single-answer"]
     return ["--model", str(model), *data, "--max-new-tokens", str(files.max_new_tokens), "--reward-workers", "0"]
@@ -184,7 +211,7 @@ def run(out: Path, size: str, arms: list[str], seeds: Iterable[int], *, tuning: 
                 if is_over(place):
                     continue
                 if tuning:
-                    grid = grid_of(task.budget // 2, 250, 1)
+                    grid = grid_of(task.budget // (1 if size == "135m" else 2), min(task.every, 250), 1)
                 elif arm.startswith("plain"):
                     grid = grid_of(task.budget, task.every, task.target)
                 else:
