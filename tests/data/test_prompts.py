@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollalloc.data._files import read_rows
-from rollalloc.data.prompts import PromptSet, encode_prompts, load_prompts, write_prompts
+from rollalloc.data.prompts import PromptSet, encode_prompts, load_prompts, load_unless_loaded, write_prompts
 
 
 def row(content="2+2=", ground_truth="4", source="sums", **extra_info):
@@ -112,6 +112,26 @@ text = st.text(max_size=5)
 random_rows = st.lists(
     st.builds(row, text, source=st.sampled_from("ab"), index=st.integers(0, 3) | st.none()), min_size=1, max_size=8
 )
+
+
+def test_a_file_is_read_again_only_after_a_change(tmp_path):
+    file = tmp_path / "data.jsonl"
+    write_prompts(file, [row("2+2=", index=0)])
+    first = load_unless_loaded(file)
+    assert load_unless_loaded(file) is first
+    assert first.keys == load_prompts(file).keys
+    write_prompts(file, [row("2+2=", index=0), row("2+3=", "5", index=1)])
+    assert load_unless_loaded(file).prompts == load_prompts(file).prompts
+    assert load_unless_loaded(str(file)).keys == load_prompts(file).keys
+
+
+def test_prompts_that_were_loaded_are_missed_when_their_file_is_gone(tmp_path):
+    file = tmp_path / "data.jsonl"
+    write_prompts(file, [row("2+2=", index=0)])
+    load_unless_loaded(file)
+    file.unlink()
+    with pytest.raises(FileNotFoundError):
+        load_unless_loaded(file)
 
 
 @settings(max_examples=15)

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import fields
-from functools import lru_cache
-from pathlib import Path
 from typing import Any, cast
 
 from rollalloc.cli.options import RunOptions, changed_options, option_named
-from rollalloc.data._files import read_rows
 from rollalloc.data.encoding import template_arguments
+from rollalloc.data.prompts import load_unless_loaded
 from rollalloc.models.settings import Aggregation, Clip, Lora, Loss, Sampling, Streaming
 from rollalloc.named import sizes_of
 from rollalloc.train.config import (
@@ -69,7 +67,7 @@ def _own_run(options: RunOptions, recipe: str, parameters: Mapping[str, Any], se
     if options.heldout is None and unused:
         raise ValueError(f"{unused}: it has no effect without held-out prompts; give --heldout as well")
     values = config_fields(options)
-    prompts = prompts_in(values["prompts"])
+    prompts = len(load_unless_loaded(*values["prompts"]))
     budget = default_budget(prompts) if options.max_rollouts is None else options.max_rollouts
     sizes = sizes_of(recipe, parameters)
     if "groups" in sizes and "groups" not in parameters:  # a batch cannot have more prompts than the files have
@@ -82,13 +80,6 @@ def _own_run(options: RunOptions, recipe: str, parameters: Mapping[str, Any], se
         "eval_every": values.get("eval_every", default_grid(budget)),
     }
     return Config(**values)
-
-
-@lru_cache
-def prompts_in(files: tuple[str, ...]) -> int:
-    """Number of different prompts in files."""
-    rows = (row for file in files for _, row in read_rows(Path(file)) if isinstance(row, dict))
-    return len({repr([row.get(name) for name in ("data_source", "prompt", "reward_model")]) for row in rows})
 
 
 def end_said(options: RunOptions, run: Config) -> str:

@@ -15,6 +15,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from hashlib import blake2b
 from os import PathLike
 from pathlib import Path
@@ -194,6 +195,27 @@ def load_prompts(*paths: str | PathLike[str]) -> PromptSet:
         extra_infos=tuple(row.extra_info for row in distinct),
         dropped={"duplicate": duplicates} if duplicates else {},
     )
+
+
+def load_unless_loaded(*paths: str | PathLike[str]) -> PromptSet:
+    """`load_prompts`, but the prompts that this process loaded last are returned again while their files are unchanged.
+
+    A command counts the prompts for its default budget, and its run then trains on them.
+
+    Args:
+        paths: see `load_prompts`.
+
+    Raises:
+        FileNotFoundError, ValueError: see `load_prompts`.
+    """
+    files = [Path(path) for path in paths]
+    seen = [file.stat() for file in files if file.is_file()]
+    return _loaded(tuple(files), tuple((each.st_ino, each.st_size, each.st_mtime_ns) for each in seen))
+
+
+@lru_cache(maxsize=1)
+def _loaded(files: tuple[Path, ...], _seen: tuple[tuple[int, ...], ...]) -> PromptSet:
+    return load_prompts(*files)
 
 
 def write_prompts(path: str | PathLike[str], rows: Sequence[dict[str, Any]]) -> None:

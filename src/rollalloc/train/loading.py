@@ -24,6 +24,7 @@ from rollalloc.data.prompts import (
     PromptSet,
     encode_prompts,
     load_prompts,
+    load_unless_loaded,
     refuse_longer,
     refuse_trained_on,
     warn_of_repeated,
@@ -80,7 +81,7 @@ def check_run(config: Config, like: CheckedRun | None = None) -> CheckedRun:
     _check_features(config, recipe)
     if like is None:
         try_reward(config)
-        prompts, held = load_prompts(*config.prompts), None
+        prompts, held = load_unless_loaded(*config.prompts), None
         warn_of_repeated(prompts)
         if config.heldout is not None:
             held = load_prompts(config.heldout)
