@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import several
 import tiny_trl
 import torch
 
@@ -40,17 +41,25 @@ class Run:
     printed: str
 
 
+def forked(out: Path, given: dict[str, Any], program: str = "tiny_trl") -> None:
+    """A run of two processes that are forked, without torchrun; both must come to its end."""
+    codes = several.exit_codes(out, given, program)
+    assert codes == [0, 0], [several.said(out, process)[-4000:] for process in range(2)]
+
+
 def run(out: Path, processes: int, *, launcher: list[str] | None = None, **given: Any) -> Run:
-    """A run; without a launcher, one process is this one."""
+    """A run; without a launcher, one process is this one, and several are forked."""
     given = {"per_device_train_batch_size": 16 // processes} | given
     printed = ""
-    if processes == 1 and launcher is None:
-        out.mkdir(exist_ok=True)
-        tiny_trl.main({"out": str(out)} | given)
-    else:
-        done = launched(out, launcher or [*TORCHRUN, str(processes)], given)
+    if launcher is not None:
+        done = launched(out, launcher, given)
         printed = done.stderr
         assert done.returncode == 0, printed[-4000:]
+    elif processes > 1:
+        forked(out, given)
+    else:
+        out.mkdir(exist_ok=True)
+        tiny_trl.main({"out": str(out)} | given)
     decided = [json.loads(file.read_text()) for file in sorted(out.glob("process-*.json"))]
     weights, gradients = (torch.load(out / f"{name}.pt", weights_only=True) for name in ("weights", "gradients"))
     return Run(weights, gradients, decided, printed)
@@ -74,10 +83,11 @@ def test_two_processes_make_the_same_decisions_and_gradients_as_one(changes, tmp
 
 
 def test_two_processes_resume_exactly(tmp_path):
-    given = {"recipe": "pilot_commit", "save_strategy": "steps", "save_steps": 10}
-    whole = run(tmp_path / "whole", 2, max_steps=20, **given)
-    copytree(tmp_path / "whole" / "checkpoint-10", tmp_path / "part" / "checkpoint-10")
-    resumed = run(tmp_path / "part", 2, max_steps=20, resume=True, **given)
+    """torchrun itself starts the first run, so that those that are forked are held to it too."""
+    given = {"recipe": "pilot_commit", "save_strategy": "steps", "save_steps": 6, "max_steps": 12}
+    whole = run(tmp_path / "whole", 2, launcher=[*TORCHRUN, "2"], **given)
+    copytree(tmp_path / "whole" / "checkpoint-6", tmp_path / "part" / "checkpoint-6")
+    resumed = run(tmp_path / "part", 2, resume=True, **given)
     assert whole.decided == resumed.decided
     assert whole.decided[0] == whole.decided[1]
     assert whole.decided[0]["held"]
@@ -98,18 +108,14 @@ def test_two_processes_resume_exactly(tmp_path):
 )
 def test_two_processes_fail_together_instead_of_waiting_for_each_other(wrong, here, there, tmp_path):
     given = {"recipe": "pilot_commit", "per_device_train_batch_size": 8}
-    logs = ["--redirects", "3", "--log-dir", str(tmp_path / "logs"), "--monitor-interval", "10"]
-    done = launched(tmp_path, [*TORCHRUN, "2", *logs], given | wrong)
-    assert done.returncode == 1
-    printed = [next((tmp_path / "logs").rglob(f"{process}/stderr.log")).read_text() for process in (0, 1)]
-    assert here in printed[1]
-    assert there in printed[0]
+    assert several.exit_codes(tmp_path, given | wrong) == [1, 1]
+    assert here in several.said(tmp_path, 1)
+    assert there in several.said(tmp_path, 0)
 
 
 def test_with_vllm_a_process_keeps_up_with_rollouts_of_more_turns_on_another(tmp_path):
     """Process 0 calls its tool three times in each rollout, process 1 never; the engine needs both for every turn."""
-    done = launched(tmp_path, [*TORCHRUN, "2"], {}, program=str(Path(__file__).with_name("turns_in_step.py")))
-    assert done.returncode == 0, done.stderr[-4000:]
+    forked(tmp_path, {}, program="turns_in_step")
     first, second = (json.loads((tmp_path / f"process-{process}.json").read_text()) for process in (0, 1))
     assert first["turns"] == second["turns"] == 2 * 4  # two batches of four turns
     assert sorted(first["answers"]) == sorted(second["answers"]) == [0, 0, 3, 3]
@@ -128,8 +134,7 @@ def test_a_sharded_model_is_trained_as_a_whole_one(given, tmp_path):
     given = given | {"per_device_train_batch_size": 8, "driver": {"use_sampler": False, "features": None}}
     losses = []
     for sharded in (False, True):
-        done = launched(tmp_path / str(sharded), [*TORCHRUN, "2"], given | {"sharded": sharded})
-        assert done.returncode == 0, done.stderr[-4000:]
+        forked(tmp_path / str(sharded), given | {"sharded": sharded})
         history = json.loads((tmp_path / str(sharded) / "history.json").read_text())
         losses.append([(line["loss"], line["grad_norm"]) for line in history if "loss" in line])
     assert np.array(losses[0]) == pytest.approx(np.array(losses[1]), rel=1e-3)
@@ -138,8 +143,7 @@ def test_a_sharded_model_is_trained_as_a_whole_one(given, tmp_path):
 def test_a_process_without_a_rollout_joins_the_others_in_the_forward_passes_of_a_sharded_model(tmp_path):
     """Pilot-Commit orders one more rollout for its only group; the process that does not generate it must not go ahead."""
     given = {"recipe": "lone_commits", "per_device_train_batch_size": 2, "sharded": True}
-    done = launched(tmp_path, [*TORCHRUN, "2"], given)
-    assert done.returncode == 0, done.stderr[-4000:]
+    forked(tmp_path, given)
     first, second = (json.loads((tmp_path / f"process-{process}.json").read_text()) for process in (0, 1))
     assert first == second
     history = json.loads((tmp_path / "history.json").read_text())
