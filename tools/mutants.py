@@ -5,6 +5,7 @@ python tools/mutants.py [WORD]   all of them, or those whose file, killer or mea
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -13,10 +14,13 @@ import sys
 import time
 import tomllib
 from collections.abc import Iterator, Sequence
+from compileall import compile_dir
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from pathlib import Path
+from py_compile import PycInvalidationMode
 from queue import SimpleQueue
 from shutil import copytree, ignore_patterns
 from tempfile import TemporaryDirectory, TemporaryFile
@@ -80,7 +84,8 @@ def applied(mutant: Mutant, sources: Path) -> Iterator[None]:
 
 def environment(sources: Path) -> dict[str, str]:
     """The environment in which tests run these sources."""
-    # A file may change twice within a second and to the same length, by which Python's caches would not know it.
+    # A file may change twice within a second and to the same length, by which Python's caches would not know it: none is
+    # written, and those that are there know a source by its digest.
     return os.environ | {"PYTHONPATH": str(sources), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
 
 
@@ -138,9 +143,12 @@ class Server:
 
 def serve(imports: Sequence[str]) -> None:
     """Run each test that is named on standard input; write a line of JSON for each, its status and its output."""
-    for name in imports:
+    for name in ("pytest", *imports):
         with suppress(ImportError):  # then only the tests that need it fail
             __import__(name)
+    for plugin in entry_points(group="pytest11"):
+        plugin.load()
+    gc.freeze()  # else each fork looks through, and so copies, what was imported here
     for line in sys.stdin:
         with TemporaryFile("w+") as output:
             child = os.fork()
@@ -160,7 +168,7 @@ def _run(test: str, output: Any) -> None:
         os.dup2(os.open(os.devnull, os.O_RDONLY), sys.stdin.fileno())
         for stream in (sys.stdout, sys.stderr):
             os.dup2(output.fileno(), stream.fileno())
-        os._exit(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-n", "0", test]))
+        os._exit(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--assert=plain", "-n", "0", test]))
     finally:
         os._exit(1)
 
@@ -207,6 +215,7 @@ def main(
             for package in (root / "src" / "rollalloc", root / "lab" / "src" / "rollalloc_lab"):
                 if package.exists():  # a test of this tool has no laboratory
                     copytree(package, sources / package.name, ignore=ignore_patterns("__pycache__"))
+            compile_dir(sources, quiet=1, invalidation_mode=PycInvalidationMode.CHECKED_HASH)
         code, output = all_pass(sorted({each.killer for each in mutants}), copies[0], root, jobs)
         if code:
             print(f"without a mutant the killers do not pass (pytest's exit status {code}):\n{output[-4000:]}")
