@@ -72,7 +72,7 @@ def test_of_fewer_than_five_seeds_there_is_no_interval():
 def test_what_training_measured_is_brought_onto_one_axis_and_what_is_not_known_is_left_out():
     run = batches(
         {"rollouts_paid": 10, "reward_mean": 0.2, "grad_norm": 2.0, "loss": None},
-        {"rollouts_paid": 30, "reward_mean": 0.6, "grad_norm": 1.0},
+        {"rollouts_paid": 30, "reward_mean": 0.6, "grad_norm": 1.0, "loss": float("nan")},
     )
     over = series.training_over_time([run])
     assert over is not None

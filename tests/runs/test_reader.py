@@ -90,7 +90,8 @@ def test_a_wrong_line_is_named_and_left_out(path, wrong, said):
         {"prompts": {"new": "many"}},
         {"evicted": 1.5},
         {"unscored": [1]},
-        {"staleness_mean": "none"},
+        {"grad_norm": "none"},
+        {"teaching": {"taught": -1}},
     ],
 )
 def test_of_a_line_with_a_wrong_field_the_rest_is_taken(path, wrong):

@@ -22,9 +22,9 @@ from rollalloc.core.packing import differences
 from rollalloc.files.names import METRICS
 from rollalloc.named import RECIPES
 from rollalloc.runs.cost import COSTS, Cost, Curve, cost_to_target, curve_of
-from rollalloc.runs.logged import number
 from rollalloc.runs.reader import lines_in
 from rollalloc.runs.recorded import compares
+from rollalloc.runs.values import number
 from rollalloc.train.config import NAMES, OF_DATA_AND_REWARD, Config, read_config
 
 FEWEST = 5  # minimum number of values for an interval

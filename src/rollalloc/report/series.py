@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from rollalloc.compare.summary import Interval, interval
 from rollalloc.runs.recorded import Line, RecordedRun
-from rollalloc.runs.values import QUANTILES
+from rollalloc.runs.values import QUANTILES, number
 
 Array = NDArray[np.float64]
 _POINTS = 60
@@ -107,8 +107,8 @@ def entropy_over_time(runs: Sequence[RecordedRun]) -> OverTime | None:
 
 
 def _named(names: Mapping[str, str]) -> Callable[[Line], Mapping[str, float]]:
-    """A function that returns the known values of a line under other names."""
-    return lambda line: {words: line[name] for name, words in names.items() if line.get(name) is not None}
+    """A function that returns the known values of a line under other names. NaN and infinity are left out."""
+    return lambda line: {words: value for name, words in names.items() if (value := number(line.get(name))) is not None}
 
 
 def lengths_over_time(runs: Sequence[RecordedRun]) -> OverTime | None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from rollalloc.runs.metrics import PREFIX
 from rollalloc.runs.recorded import Line
-from rollalloc.runs.values import MOST
+from rollalloc.runs.values import number
 
 ROLLOUTS, TOKENS = f"{PREFIX}/rollouts_paid", f"{PREFIX}/tokens_paid"
 _FIGURES = ("selection", "teaching")
@@ -27,11 +27,6 @@ _NOTHING_PAID: Line = {
     "version": 0,
     "optimizer_steps": 0,
 }
-
-
-def number(value: Any) -> float | None:
-    """The value, or None if it is NaN, infinite, beyond ±2^53 or not a number."""
-    return value if type(value) in (int, float) and abs(value) <= MOST else None  # the comparison is False for NaN
 
 
 def figures_in(logged: Mapping[str, Any], names: Mapping[str, str]) -> Line:

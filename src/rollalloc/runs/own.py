@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -79,22 +79,15 @@ def own_run(folder: Path, log: Path | None = None) -> OwnRun | None:
         log: the file of verl's `file` logger; None: there is none.
     """
     run = read_run(folder if log is None else log)
-    source, state = next(_states(folder), ("", {}))
-    by_state = _accounts(state)
-    accounts = max(by_state, run.accounts, key=lambda each: sum(each.values()))
-    if not accounts:
+    own = next(_saved(folder), OwnRun(folder, {}, ""))
+    if sum(run.accounts.values()) > sum(own.accounts.values()):
+        own = replace(own, accounts=run.accounts, source=(log or folder).name, step=run.last.get("version"))
+    if not own.accounts:
         return None
-    described = run.description if "parameters" in run.description else {}
-    return OwnRun(
-        folder=folder,
-        accounts=accounts,
-        source=source if accounts is by_state else (log or folder).name,
-        step=state.get("version") if accounts is by_state else run.last.get("version"),
-        recipe=str(described.get("recipe") or name_of(state.get("recipe")) or ""),
-        parameters=described.get("parameters") or {},
-        **_batches(run),
-        **_records(state),
-    )
+    if "parameters" in run.description:
+        recipe = str(run.description.get("recipe") or own.recipe)
+        own = replace(own, recipe=recipe, parameters=run.description["parameters"])
+    return replace(own, **_batches(run))
 
 
 def _batches(run: RecordedRun) -> dict[str, Any]:
@@ -109,26 +102,11 @@ def _batches(run: RecordedRun) -> dict[str, Any]:
     return {"groups": round(median(groups)), "rows": round(median(rows)), "rows_at": {at: n for at, _, n in fresh}}
 
 
-def _accounts(state: Mapping[str, Any]) -> Mapping[str, int]:
-    """Rollouts by cause, with the open ones; empty if the state has none."""
-    if not state:
-        return {}
-    accounts: dict[str, int] = state["accounts"]
-    return accounts | {"open": state["budgets"]["paid"] - sum(accounts.values())}
-
-
-def _records(state: Mapping[str, Any]) -> dict[str, Any]:
-    if not state:
-        return {}
-    kept = state["statistics"]
-    return {"attempts_N": unpack(kept["attempts_N"]).astype(np.int64), "successes_N": unpack(kept["successes_N"])}
-
-
 # -------------------------------------------------------------------------------------------------------------- states
 
 
-def _states(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the readable states of the core in a folder, the newest first, each with the path of its file."""
+def _saved(folder: Path) -> Iterator[OwnRun]:
+    """Yield the run as each readable state of the core in a folder describes it, the newest first."""
     places: list[tuple[Path, Callable[[dict[str, Any]], Any]]] = [
         (folder / ALLOCATOR, lambda state: state),
         *((place / "state.json", lambda state: state["allocator"]) for place in _numbered(folder / CHECKPOINTS, "")),
@@ -143,14 +121,22 @@ def _states(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         ),
     ]
     for path, inside in places:
+        named = path.relative_to(folder)
         try:
             state = inside(_read(path))
-            for needed in (_accounts, _records):
-                needed(state)
+            accounts, statistics = state["accounts"], state["statistics"]
+            own = OwnRun(
+                folder=folder,
+                accounts=accounts | {"open": state["budgets"]["paid"] - sum(accounts.values())},
+                source=named.parts[0] if path.suffix == ".safetensors" else str(named),  # TRL: the checkpoint is enough
+                step=state.get("version"),
+                recipe=name_of(state.get("recipe")) or "",
+                attempts_N=unpack(statistics["attempts_N"]).astype(np.int64),
+                successes_N=unpack(statistics["successes_N"]),
+            )
         except _UNREADABLE:  # it is not there, incomplete, or of another version
             continue
-        named = path.relative_to(folder)
-        yield named.parts[0] if path.suffix == ".safetensors" else str(named), state  # TRL: the checkpoint is enough
+        yield own
 
 
 def _numbered(folder: Path, prefix: str) -> list[Path]:

@@ -1,18 +1,19 @@
 """Reads a run's `run.json` and `metrics.jsonl`: the whole file, or only the newest lines.
 
-The terminal, the page and the comparison all use this reader, so they show the same values. Every line is checked.
+The terminal, the page and the comparison all use this reader, so they show the same values. The fields that they use are
+checked here, when a line is read, and nowhere else: a field that is wrong or null is as if it were missing.
 """
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from os import SEEK_END
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rollalloc.files.names import DESCRIPTION, METRICS
 from rollalloc.files.regular import LONGEST, lines_of, open_regular, why
@@ -20,103 +21,27 @@ from rollalloc.files.text import told
 from rollalloc.runs.metrics import fields_of
 from rollalloc.runs.recorded import Line, RecordedRun
 from rollalloc.runs.trl_log import read_trl, state_in
-from rollalloc.runs.values import NUMBER, TEXT, Field, Fields, count, expect, parsed, take
+from rollalloc.runs.values import COUNT, NUMBER, TEXT, Field, Fields, check, parsed, parsed_file
 from rollalloc.runs.verl_run import read_verl_run
-
-
-def _whole(value: Any) -> int:
-    expect(type(value) is int and abs(value) <= 2**64)
-    return value
-
-
-def _positive(value: Any) -> int:
-    expect(count(value) > 0)
-    return value
-
-
-def _object(value: Any) -> dict[str, Any]:
-    expect(isinstance(value, dict))
-    return value
-
-
-def _paths(value: Any) -> list[str]:
-    expect(isinstance(value, list) and all(isinstance(path, str) for path in value))
-    return value
-
 
 _NEEDED = fields_of("every line", needed=True)
 _IN_A_BATCH = fields_of("every line", "batch", "end", "failed")
 _IN_AN_EVALUATION = fields_of("every line", "eval")
+_USED = {*_NEEDED, *_IN_A_BATCH, *_IN_AN_EVALUATION}  # the fields that the views use
 # Fields of an evaluation that are set to None if they are missing.
 _CURVE = ("accuracy", "optimizer_steps", "version", "standard_error")
 _IN_A_DESCRIPTION: Fields = {
     **dict.fromkeys(("label", "recipe", "task", "model"), TEXT),
-    "seed": Field("a whole number", _whole),
-    "max_rollouts": Field("a whole number from 1", _positive),
+    "seed": Field("a whole number", lambda value: type(value) is int and abs(value) <= 2**64),
+    "max_rollouts": Field("a whole number from 1", lambda value: COUNT.holds(value) and value > 0),
     "target": NUMBER,
-    "prompts": Field("a list of paths", _paths),
-    "parameters": Field("an object", _object),
+    "prompts": Field("a list of paths", lambda value: isinstance(value, list) and all(map(TEXT.holds, value))),
+    "parameters": Field("an object", lambda value: isinstance(value, dict)),
 }
-
-
-class MetricsLine(NamedTuple):
-    """A line of the metrics.
-
-    In an evaluation, a missing `at` is set to `rollouts_paid`, and each missing field in `_CURVE` is set to None.
-
-    Attributes:
-        known: the fields that the views use, checked. Wrong fields are left out.
-        whole: all fields of the line, unchecked.
-        wrong: the problem of the first field that was left out; None if no field was left out.
-        rising: name and value of the counter that must increase from line to line; empty if the line does not have it.
-    """
-
-    known: dict[str, Any]
-    whole: dict[str, Any]
-    wrong: str | None
-    rising: dict[str, int]
-
-
-def metrics_line(line: bytes) -> MetricsLine:
-    """Parse and check a line of the metrics.
-
-    Raises:
-        ValueError: the line is not JSON, or lacks a field that every line must have.
-    """
-    try:
-        fields = parsed(line)
-    except ValueError as error:
-        raise ValueError(f"is not a line of JSON ({error})") from None
-    evaluated = fields.get("kind") == "eval"
-    taken, wrong = take(fields, _NEEDED, _IN_AN_EVALUATION if evaluated else _IN_A_BATCH)
-    rises = "at" if evaluated else "batch"
-    rising = {rises: taken[rises]} if rises in taken else {}
-    if not evaluated:
-        return MetricsLine(taken, fields, wrong, rising)
-    unsaid = dict.fromkeys(_CURVE) | {"at": None if "at" in fields else taken["rollouts_paid"]}
-    return MetricsLine(unsaid | taken, unsaid | fields, wrong, rising)
-
-
-def description(content: bytes) -> tuple[dict[str, Any], str | None]:
-    """Parse and check a `run.json`.
-
-    Returns:
-        The fields, and the problem of the first field that was left out, or None. A field that the views use is left out if
-        its value is wrong. Other fields are not checked.
-
-    Raises:
-        ValueError: the content is not a JSON object, or is nested too deeply.
-    """
-    fields = parsed(content)
-    checked, wrong = take(fields, {}, _IN_A_DESCRIPTION)
-    return {name: value for name, value in fields.items() if name not in _IN_A_DESCRIPTION} | checked, wrong
-
-
 MOST_LINES = 1024  # when twice as many lines of a kind have been kept, every second line is dropped
 _KINDS = ("batch", "eval", "end", "failed", "resume")  # all other kinds of lines are kept together
 _LONGEST_DESCRIPTION = 8 << 20  # bytes
 _TAIL = 1 << 18  # bytes at the end of the metrics in which `newest_lines` searches
-_TOO_LONG = f"is longer than {LONGEST:,} bytes"
 
 
 def read_run(folder: Path) -> RecordedRun:
@@ -135,40 +60,26 @@ def read_run(folder: Path) -> RecordedRun:
 
 def _read_ours(folder: Path) -> RecordedRun:
     described, problem = _description(folder / DESCRIPTION)
-    wrong, left_out = list[str](), list[int]()
+    wrong: list[str] = []
+    left_out = 0
+
+    def reject(number: int, why: str, whole_line: bool) -> None:
+        nonlocal left_out
+        wrong.append(f":{number} {why}")
+        left_out += whole_line
+
     metrics: list[Line] = []
     try:
-        metrics = _thinned(_known_lines(folder / METRICS, wrong, left_out))
+        usable = _usable(folder / METRICS, reject)
+        metrics = _thinned({name: line[name] for name in line if name in _USED} for line in usable)  # to save memory
     except FileNotFoundError:
         pass  # the run has not written the file yet
     except OSError as error:
         wrong = [f": {why(error)}"]
     if wrong:
-        more = f"; {len(left_out):,} line{'s' * (len(left_out) > 1)} left out" if left_out else ""
+        more = f"; {left_out:,} line{'s' * (left_out > 1)} left out" if left_out else ""
         problem = "; ".join(filter(None, (problem, f"{METRICS}{wrong[0]}{more}")))
     return RecordedRun(folder, described, metrics, problem)
-
-
-def _known_lines(path: Path, wrong: list[str], left_out: list[int]) -> Iterator[Line]:
-    """Yield each usable line with the fields that the views need.
-
-    Args:
-        path: path of a `metrics.jsonl`.
-        wrong: list to which a description of each damaged line is appended, with the line's number.
-        left_out: list to which the number of each line that is left out is appended.
-
-    Raises:
-        OSError: the file cannot be opened, see `open_regular`.
-    """
-    for number, checked, problem, complete in _checked_lines(path):
-        if checked is None and not complete and problem != _TOO_LONG:
-            continue  # the line is incomplete: it is being written, or the run was killed
-        if problem is not None:
-            wrong.append(f":{number} {problem}")
-        if checked is None:
-            left_out.append(number)
-        else:
-            yield checked.known
 
 
 def lines_in(path: Path) -> Iterator[Line]:
@@ -181,35 +92,66 @@ def lines_in(path: Path) -> Iterator[Line]:
         OSError: it is not a regular file, or cannot be read.
         ValueError: a line is damaged; the message names it.
     """
-    for number, checked, problem, complete in _checked_lines(path):
-        if problem is not None and complete:
-            raise ValueError(f"{path}:{number} {problem}; the file is damaged")
-        if checked is None:
-            return
-        yield checked.whole
+
+    def refuse(number: int, why: str, whole_line: bool) -> None:
+        raise ValueError(f"{path}:{number} {why}; the file is damaged")
+
+    return _usable(path, refuse)
 
 
-def _checked_lines(path: Path) -> Iterator[tuple[int, MetricsLine | None, str | None, bool]]:
-    """Yield each line that is not blank: its number, the parsed line or None, its problem or None, and whether it ends with
-    a line break.
+def _usable(path: Path, reject: Callable[[int, str, bool], None]) -> Iterator[Line]:
+    """Yield the usable lines of a `metrics.jsonl`. Blank lines and an incomplete last line are left out.
+
+    Args:
+        path: path of the file.
+        reject: called with the number and the problem of each damaged line, and with whether the whole line is left out.
+
+    Raises:
+        OSError: the file cannot be opened, see `open_regular`.
     """
     newest: dict[str, int] = {}  # last value of each counter that must increase
-    for number, line, complete in lines_of(path):
-        if line is not None and not line.strip():
+    for number, text, complete in lines_of(path):
+        if text is not None and not text.strip():
             continue
         try:
-            if line is None:
-                raise ValueError(_TOO_LONG)
-            checked = metrics_line(line)
-            for name, value in checked.rising.items():
-                if (before := newest.get(name)) is not None and value <= before:
-                    wrote = "two runs, or one run twice, wrote this file"
-                    raise ValueError(f"is repeated or out of order, {name} {value:,} after {before:,}: {wrote}")
+            if text is None:
+                raise ValueError(f"is longer than {LONGEST:,} bytes")
+            line, wrong = _parsed_line(text)
+            rises = "at" if line["kind"] == "eval" else "batch"
+            value, before = line.get(rises), newest.get(rises)
+            if value is not None and before is not None and value <= before:
+                wrote = "two runs, or one run twice, wrote this file"
+                raise ValueError(f"is repeated or out of order, {rises} {value:,} after {before:,}: {wrote}")
         except ValueError as error:
-            yield number, None, str(error), complete
-        else:
-            newest |= checked.rising
-            yield number, checked, checked.wrong, complete
+            if complete or text is None:  # otherwise, it is being written, or the run was killed
+                reject(number, str(error), True)
+            continue
+        if value is not None:
+            newest[rises] = value
+        if wrong is not None:
+            reject(number, wrong, False)
+        yield line
+
+
+def _parsed_line(text: bytes) -> tuple[Line, str | None]:
+    """Parse and check a line of the metrics.
+
+    Returns:
+        The line, and the problem of the first wrong field, which is left out, or None. In an evaluation, a missing `at` is
+        set to `rollouts_paid`, and each missing field in `_CURVE` is set to None.
+
+    Raises:
+        ValueError: the line is not JSON, or lacks a field that every line must have.
+    """
+    try:
+        line = parsed(text)
+    except ValueError as error:
+        raise ValueError(f"is not a line of JSON ({error})") from None
+    if line.get("kind") != "eval":
+        return line, check(line, _NEEDED, _IN_A_BATCH)
+    unsaid = dict.fromkeys(_CURVE) | {"at": None if "at" in line else line.get("rollouts_paid")}
+    wrong = check(line, _NEEDED, _IN_AN_EVALUATION)
+    return unsaid | line, wrong
 
 
 def read_metrics(path: Path) -> list[Line]:
@@ -248,21 +190,21 @@ def _from_the_end(folder: Path) -> Iterator[Line]:
         return
     for line in reversed(complete.split(b"\n")):
         with suppress(ValueError):  # a line may be damaged, and the first one is usually cut off
-            yield metrics_line(line).whole
+            yield _parsed_line(line)[0]
 
 
 def _description(path: Path) -> tuple[Mapping[str, Any], str | None]:
-    """Return the content of a `run.json` (empty if it cannot be read), and the problem of the file, or None."""
+    """Return the content of a `run.json` (empty if it cannot be read), and the problem of the file, or None.
+
+    A field that the views use is left out if its value is wrong. Other fields are not checked.
+    """
     try:
-        with open_regular(path) as file:
-            content = file.read(_LONGEST_DESCRIPTION + 1)
-        if len(content) > _LONGEST_DESCRIPTION:
-            raise ValueError(f"it is longer than {_LONGEST_DESCRIPTION:,} bytes")
-        described, wrong = description(content)
+        described = parsed_file(path, _LONGEST_DESCRIPTION)
     except OSError as error:
         return {}, f"run.json: {why(error)}"
     except ValueError as error:
         return {}, f"run.json: {error}"
+    wrong = check(described, {}, _IN_A_DESCRIPTION)
     return described, wrong and f"run.json: {wrong}"
 
 

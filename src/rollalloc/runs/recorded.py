@@ -12,6 +12,7 @@ from rollalloc.runs.cost import Cost, Curve, cost_to_target, curve_of, whole_cur
 from rollalloc.runs.learning_signal import in_words
 
 Line = dict[str, Any]
+_LONGEST_WHY = 2000  # characters; an error of code that is not ours may be of any length
 _OF_ONE_RUN = ("seed", "digests", "starts")  # fields of `run.json` that differ between the seeds of a method
 
 
@@ -88,7 +89,7 @@ class RecordedRun:
     @property
     def why(self) -> str | None:
         """Why the run ended or failed. None if the run is going on, or was killed before it could record a reason."""
-        return str(self.last.get("why", "it ended")) if self.ended or self.failed else None
+        return str(self.last.get("why", "it ended"))[:_LONGEST_WHY] if self.ended or self.failed else None
 
     @property
     def reached(self) -> bool:

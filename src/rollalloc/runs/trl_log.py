@@ -10,10 +10,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rollalloc.files.regular import open_regular, why
-from rollalloc.runs.logged import ROLLOUTS, LoggedSteps, figures_in, lengths_in, number
+from rollalloc.files.regular import why
+from rollalloc.runs.logged import ROLLOUTS, LoggedSteps, figures_in, lengths_in
 from rollalloc.runs.recorded import RecordedRun
-from rollalloc.runs.values import parsed
+from rollalloc.runs.values import number, parsed_file
 
 STATE = "trainer_state.json"
 # Our column in TRL's table of completions: "GROUP/ROLLOUT", the ids in the core; null in the rows of an evaluation.
@@ -83,11 +83,7 @@ def _parsed(path: Path) -> dict[str, Any]:
         OSError: the file cannot be read.
         ValueError: the file is too long, or does not contain a state as JSON.
     """
-    with open_regular(path) as file:
-        content = file.read(_LONGEST + 1)
-    if len(content) > _LONGEST:
-        raise ValueError(f"it is longer than {_LONGEST:,} bytes")
-    state = parsed(content)
+    state = parsed_file(path, _LONGEST)
     if not isinstance(state.get("log_history") or [], list):
         raise ValueError("its log_history is not a list")
     return state

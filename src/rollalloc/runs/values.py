@@ -1,35 +1,50 @@
-"""Checks values in a run's files, and describes what is expected of them."""
+"""Checks the values in a run's files when the files are read, so that every later use can rely on their types."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
-from math import isfinite
+from math import inf
+from pathlib import Path
 from typing import Any
+
+from rollalloc.files.regular import open_regular
 
 MOST = 2**53  # largest number that is accepted, because larger integers are not exact as floats
 _NAMES = 64  # maximum number of names in an object of counts
-_NAME, _TEXT = 120, 2000  # maximum number of characters of a name and of a text
 _SHOWN = 80  # maximum number of characters of a wrong value in a message
 QUANTILES = ("min", "p10", "p25", "p50", "p75", "p90", "max")
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """The check of a field.
+    """What the value of a field must be.
 
     Attributes:
         words: what is expected, for messages, such as "a whole number from 0".
-        read: a function that returns the checked value, or raises ValueError, TypeError or AttributeError.
+        holds: whether a value is as expected.
     """
 
     words: str
-    read: Callable[[Any], Any]
+    holds: Callable[[Any], bool]
 
 
 Fields = Mapping[str, Field]
+
+
+def parsed_file(path: Path, longest: int) -> dict[str, Any]:
+    """Parse a file that is one JSON object, of at most `longest` bytes.
+
+    Raises:
+        OSError: the file cannot be opened, see `open_regular`.
+        ValueError: it is longer, or not an object, see `parsed`.
+    """
+    with open_regular(path) as file:
+        content = file.read(longest + 1)
+    if len(content) > longest:
+        raise ValueError(f"it is longer than {longest:,} bytes")
+    return parsed(content)
 
 
 def parsed(text: bytes) -> dict[str, Any]:
@@ -49,42 +64,33 @@ def parsed(text: bytes) -> dict[str, Any]:
     return value
 
 
-def take(entries: Mapping[str, Any], needed: Fields, known: Fields) -> tuple[dict[str, Any], str | None]:
-    """Check the fields of an object. Fields that are neither in `needed` nor in `known` are left out.
+def check(entries: dict[str, Any], needed: Fields, known: Fields) -> str | None:
+    """Check the fields of an object, and remove fields of `known` that are wrong or null. Other fields are not checked.
 
     Args:
         entries: the object.
         needed: fields that must be there.
-        known: fields that may be missing or null. A wrong value is left out.
+        known: fields that may be missing.
 
     Returns:
-        The checked fields, and the problem of the first wrong field of `known` (None if no field is wrong).
+        The problem of the first wrong field that was removed; None if no field was wrong.
 
     Raises:
         ValueError: a field of `needed` is missing or wrong.
     """
-    taken: dict[str, Any] = {}
-    wrong: str | None = None
     for name, field in needed.items():
-        try:
-            taken[name] = field.read(entries[name])
-        except KeyError:
-            raise ValueError(f"expected an object with {', '.join(needed)}; {name} is missing") from None
-        except _WRONG:
-            got = f"expected {field.words}, got {_shown(entries[name])}"
-            raise ValueError(f"{name}: {got}") from None
+        if name not in entries:
+            raise ValueError(f"expected an object with {', '.join(needed)}; {name} is missing")
+        if not field.holds(entries[name]):
+            raise ValueError(f"{name}: expected {field.words}, got {_shown(entries[name])}")
+    problem: str | None = None
     for name, field in known.items():
         value = entries.get(name)
-        if value is None:
-            continue
-        try:
-            taken[name] = field.read(value)
-        except _WRONG:
-            wrong = wrong or f"{name}: expected {field.words}, or no {name}, got {_shown(value)}"
-    return taken, wrong
-
-
-_WRONG = (ValueError, TypeError, AttributeError, KeyError, OverflowError)
+        if value is None or not field.holds(value):
+            entries.pop(name, None)
+        if value is not None and name not in entries:
+            problem = problem or f"{name}: expected {field.words}, or no {name}, got {_shown(value)}"
+    return problem
 
 
 def _shown(value: Any) -> str:
@@ -100,74 +106,41 @@ def _shown(value: Any) -> str:
 # -------------------------------------------------------------------------------------------------------- kinds of values
 
 
-def expect(holds: bool) -> None:
-    if not holds:
-        raise ValueError
+def number(value: Any) -> float | None:
+    """The value, or None if it is NaN, infinite, beyond ±2^53 or not a number."""
+    return value if type(value) in (int, float) and abs(value) <= MOST else None  # the comparison is False for NaN
 
 
-def count(value: Any) -> int:
-    if type(value) is not int or not 0 <= value <= MOST:
-        raise ValueError
-    return value
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= MOST
 
 
-def number(value: Any) -> float:
-    if type(value) not in (int, float) or not -MOST <= value <= MOST:  # this also refuses NaN
-        raise ValueError
-    return value
+def _is_amount(value: Any) -> bool:
+    return number(value) is not None and value >= 0
 
 
-def _text(value: Any) -> str:
-    expect(isinstance(value, str))
-    return value
+def _is_measured(value: Any) -> bool:
+    return type(value) is float or number(value) is not None
 
 
-def _amount(value: Any) -> float:
-    if number(value) < 0:
-        raise ValueError
-    return value
+def _each(holds: Callable[[Any], bool], most: float = inf) -> Callable[[Any], bool]:
+    """Whether a value is an object of at most this many values, and all of them are as expected."""
+    return lambda value: isinstance(value, dict) and len(value) <= most and all(map(holds, value.values()))
 
 
-def _measured(value: Any) -> float | None:
-    """A number; None for NaN and infinity, such as the loss of a run that diverged."""
-    return number(value) if type(value) is not float or isfinite(value) else None
+def _are_lengths(value: Any) -> bool:
+    if not (isinstance(value, dict) and _is_count(value.get("count")) and _is_count(value.get("truncated"))):
+        return False
+    quantiles = value.get("quantiles")
+    return isinstance(quantiles, list) and len(quantiles) == len(QUANTILES) and all(map(_is_amount, quantiles))
 
 
-def _counts(value: Any) -> dict[str, int]:
-    expect(len(value) <= _NAMES)
-    cut = False
-    for name, count_ in value.items():  # `count` is inlined here for speed
-        if type(count_) is not int or count_ < 0 or count_ > MOST:
-            raise ValueError
-        cut = cut or len(name) > _NAME
-    return {name[:_NAME]: count_ for name, count_ in value.items()} if cut else value
-
-
-def _figures(value: Any) -> dict[str, float]:
-    """The finite numbers in an object. Other values are left out. If the value is not an object, the result is empty."""
-    named = list(value.items())[:_NAMES] if isinstance(value, dict) else []
-    known: dict[str, float] = {}
-    for name, figure in named:
-        with suppress(ValueError, TypeError, OverflowError):
-            known[name[:_NAME]] = number(figure)
-    return known
-
-
-def _lengths(value: Any) -> dict[str, Any]:
-    quantiles = value["quantiles"]
-    expect(isinstance(quantiles, list) and len(quantiles) == len(QUANTILES))
-    return {
-        "count": count(value["count"]),
-        "truncated": count(value["truncated"]),
-        "quantiles": [_amount(quantile) for quantile in quantiles],
-    }
-
-
-COUNT = Field("a whole number from 0", count)
-AMOUNT = Field("a finite number from 0", _amount)
-NUMBER = Field("a finite number", number)
-MEASURED = Field("a number", _measured)
-TEXT = Field("text", lambda value: _text(value)[:_TEXT])
-COUNTS = Field(f"whole numbers from 0 under at most {_NAMES} names", _counts)
-FIGURES = Field("an object", _figures)
-LENGTHS = Field(f"an object of count, truncated and {len(QUANTILES)} quantiles", _lengths)
+COUNT = Field("a whole number from 0", _is_count)
+AMOUNT = Field("a finite number from 0", _is_amount)
+NUMBER = Field("a finite number", lambda value: number(value) is not None)
+MEASURED = Field("a number", _is_measured)  # NaN or infinite, for example, if the run diverged
+TEXT = Field("text", lambda value: isinstance(value, str))
+COUNTS = Field(f"whole numbers from 0 under at most {_NAMES} names", _each(_is_count, _NAMES))
+SHARES = Field("an object of numbers from 0", _each(_is_amount))
+FIGURES = Field("an object of numbers", _each(lambda value: value is None or _is_measured(value)))
+LENGTHS = Field(f"an object of count, truncated and {len(QUANTILES)} quantiles", _are_lengths)

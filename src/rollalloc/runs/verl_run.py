@@ -19,9 +19,9 @@ from typing import Any
 from rollalloc.files.regular import LONGEST, lines_of, open_regular, why
 from rollalloc.runs.baselines import BENCHMARKS
 from rollalloc.runs.cost import Curve, curve_of
-from rollalloc.runs.logged import ROLLOUTS, LoggedSteps, figures_in, lengths_in, number
+from rollalloc.runs.logged import ROLLOUTS, LoggedSteps, figures_in, lengths_in
 from rollalloc.runs.recorded import RecordedRun
-from rollalloc.runs.values import parsed
+from rollalloc.runs.values import number, parsed
 
 _UNIT, _OUR_UNIT = "training steps", "rollouts paid"
 _FIRST = "first_step"  # key of the description: the step after the first gap in the log

@@ -13,7 +13,7 @@ import numpy as np
 from rollalloc.core.recipe import at_least
 from rollalloc.core.seeds import rng
 from rollalloc.data.jsonl import Unreadable, read_lines
-from rollalloc.runs.values import COUNT, NUMBER, TEXT, Field, expect, take
+from rollalloc.runs.values import COUNT, NUMBER, TEXT, Field, check
 from rollalloc_lab.simulate.cost import at_most, option, positive
 
 _BLOCK = 4096  # number of rollouts whose random numbers are drawn together
@@ -251,25 +251,20 @@ def read_rollouts(path: Path) -> Logged:
             if not isinstance(line, dict):
                 found = f"{line.begins} ({line.why})" if isinstance(line, Unreadable) else f"{line!r:.60}"
                 raise ValueError(f"expected an object, got {found}")
-            taken, wrong = take(line, _NEEDED, _KNOWN)
-            if wrong or not taken.keys() & {"key", "prompt"}:
+            wrong = check(line, _NEEDED, _KNOWN)
+            if wrong or not line.keys() & {"key", "prompt"}:
                 raise ValueError(wrong or "expected an object with key; key is missing")
         except ValueError as error:
             raise ValueError(f"{path}, line {number}: {error}; give a log of `train --log-rollouts`") from None
-        if "metric" not in taken:
+        if "metric" not in line:
             left_out += 1
             continue
-        outcome = SimulatedOutcome(max(1, taken["tokens"]), taken["truncated"], taken["metric"] >= _RIGHT)
-        by_prompt.setdefault(taken.get("key", taken.get("prompt")), []).append(outcome)
+        outcome = SimulatedOutcome(max(1, line["tokens"]), line["truncated"], line["metric"] >= _RIGHT)
+        by_prompt.setdefault(line.get("key", line.get("prompt")), []).append(outcome)
     if not by_prompt:
         raise ValueError(f"{path}: expected rollouts with a score, found none; {left_out} lines have no score")
     return Logged(rollouts=list(by_prompt.values()), source=str(path), stopped=left_out)
 
 
-def _truth(value: Any) -> bool:
-    expect(isinstance(value, bool))
-    return value
-
-
-_NEEDED = {"tokens": COUNT, "truncated": Field("true or false", _truth)}
+_NEEDED = {"tokens": COUNT, "truncated": Field("true or false", lambda value: isinstance(value, bool))}
 _KNOWN = {"key": TEXT, "prompt": COUNT, "metric": NUMBER}
