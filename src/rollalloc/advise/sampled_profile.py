@@ -73,8 +73,6 @@ def sample_profile(
         NoScores: no rollout has a score.
         OSError, ImportError: a file or a package is missing.
     """
-    for name, number, least in (("prompts", prompts, 1), ("n", n, 1), ("seed", seed, 0)):
-        at_least(name, number, least)
     described = described_profile(run, prompts, n, seed)
     with ProfileFolder(folder) as place:
         place.check(described, overwrite=overwrite)
@@ -157,7 +155,13 @@ class _Sampler(SyncEngine):
 
 
 def described_profile(run: Config, prompts: int, n: int, seed: int) -> dict[str, Any]:
-    """The settings that determine a profile's rollouts. Equal settings give equal rollouts."""
+    """The settings that determine a profile's rollouts. Equal settings give equal rollouts.
+
+    Raises:
+        ValueError: a number is out of its range.
+    """
+    for name, number, least in (("prompts", prompts, 1), ("n", n, 1), ("seed", seed, 0)):
+        at_least(name, number, least)
     named = ("model", "prompts", "reward", "drop_overlong", "overlong_buffer")
     newer = {} if run.chat_template_args is None else {"chat_template_args": run.chat_template_args}
     sampling = {name: value for name, value in asdict(run.sampling).items() if name not in _HOW_FAST}

@@ -33,7 +33,6 @@ from rollalloc.advise.sampled_profile import (
     write_rows,
 )
 from rollalloc.core.events import Order
-from rollalloc.core.recipe import at_least
 from rollalloc.data.encoding import template_arguments
 from rollalloc.data.prompts import PromptSet, load_prompts
 from rollalloc.files.names import ANSWERS, ROLLOUTS
@@ -83,8 +82,6 @@ def sample_served(
     Raises:
         ServerFailed: the server cannot be used; the answers so far are kept.
     """
-    for name, number, least in (("prompts", prompts, 1), ("n", n, 1), ("seed", seed, 0)):
-        at_least(name, number, least)
     described = described_profile(run, prompts, n, seed) | {"served": endpoint.address}
     with ProfileFolder(folder) as place:
         place.check(described, overwrite=overwrite)

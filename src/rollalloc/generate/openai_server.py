@@ -74,10 +74,6 @@ class ServerFailed(RuntimeError):
     """The server cannot be reached, refuses a request, or uses another protocol. Earlier answers are kept."""
 
 
-class PromptRefused(ServerFailed):
-    """The server refuses one request because of its content."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Endpoint:
     """The address of a server, and the limits on requests to it.
@@ -152,7 +148,7 @@ class Ask:
             switched off if the server knows these parameters.
         template_args: arguments of the server's chat template.
         skip_refused: whether a prompt that the server refuses gives an answer with a `failure`. If False, such a prompt
-            raises a `PromptRefused`.
+            raises a `ServerFailed`.
     """
 
     model: str
@@ -273,12 +269,13 @@ class ServedModel:
         for _ in range(_MALFORMED):
             try:
                 return self._read(await self._request(prompt), chat=not isinstance(prompt, str))
-            except PromptRefused as error:
-                if not self.ask.skip_refused:
-                    raise
-                return Answer("", 0, 0, False, failure=str(error))
             except openai.OpenAIError as error:
-                raise ServerFailed(self._why(error)) from None
+                if getattr(error, "status_code", None) not in _REFUSALS:
+                    raise ServerFailed(self._why(error)) from None
+                refusal = f"the server refuses a prompt: {self._message(error)}"
+                if not self.ask.skip_refused:
+                    raise ServerFailed(refusal) from None
+                return Answer("", 0, 0, False, failure=refusal)
             except _UNREADABLE as error:
                 problem = error_text(error).removeprefix("ValueError: ")  # `_hidden` will shorten it
         what = "does not answer" if _ERROR_SENT in problem else _NO_PROTOCOL
@@ -302,7 +299,7 @@ class ServedModel:
                 elif length == "max_tokens" and "max_completion_tokens" in message:
                     self._length = "max_completion_tokens"
                 else:
-                    raise PromptRefused(f"the server refuses a prompt: {message}") from None
+                    raise
 
     async def _send(self, prompt: Prompt, length: str, extra: dict[str, Any]) -> Any:
         sampling = self.ask.sampling

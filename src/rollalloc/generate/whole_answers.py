@@ -11,10 +11,7 @@ from typing import Any
 from urllib.parse import unquote
 from urllib.request import getproxies
 
-try:
-    import openai  # pyright: ignore[reportMissingImports]
-except ImportError as error:
-    raise ImportError("a served model needs the openai package; pip install 'rollalloc[served]'") from error
+import openai  # pyright: ignore[reportMissingImports]
 
 MOST_BYTES = 16 * 2**20  # maximum size of an answer, before and after decompression
 _COMPRESSED = ("gzip", "x-gzip", "deflate")  # encodings that zlib reads within a limit
