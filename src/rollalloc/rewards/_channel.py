@@ -93,11 +93,9 @@ class ParentEnd:
     def close(self) -> None:
         self._connection.close()
 
-    def queue(self, frame: bytes) -> None:
-        self._unsent += frame
-
-    def flush(self) -> None:
-        """Send as much of the queue as the socket accepts now."""
+    def send(self, frames: bytes = b"") -> None:
+        """Send as much of these and of the unsent frames as the socket accepts now."""
+        self._unsent += frames
         try:
             del self._unsent[: self._connection.send(self._unsent)]
         except BlockingIOError:

@@ -116,29 +116,18 @@ class Lost(Exception):
         self.discarded = discarded
 
 
-@dataclass(frozen=True)
-class Answered:
-    """A task's outcome and seconds; whether the worker may get more tasks; whether this was the worker's first sample."""
-
-    task: Any
-    outcome: Outcome
-    seconds: float
-    fit: bool
-    first: bool
-
-
 class WorkerHandle:
     """One worker process.
 
     Attributes:
         pending: requests without an answer, and their tasks, in order. The worker is scoring the first.
-        fresh: True until the worker has answered for the first time.
+        fresh: whether the worker has not answered yet. The crew sets it to False.
         since: time at which the worker began its current task.
-        deadline: time until which the current task must be answered. It has no meaning while the worker is idle.
+        deadline: time until which the worker must be ready, or must answer the current task. No meaning for an idle worker.
     """
 
     def __init__(self, limits: Limits) -> None:
-        self.pending: deque[tuple[str, Any]] = deque()
+        self.pending: deque[tuple[str, Task]] = deque()
         self.fresh = True
         self.since = monotonic()
         self.deadline = self.since + _START_LIMIT_S
@@ -154,17 +143,16 @@ class WorkerHandle:
     def idle(self) -> bool:
         return self._ready and not self.pending
 
-    def give(self, tasks: Sequence[tuple[Any, bytes]]) -> None:
-        """Send an idle worker its next tasks, each with its message."""
-        for task, message in tasks:
-            request, frame = new_request(message)
-            self.pending.append((request, task))
-            self.channel.queue(frame)
-        self._restart_clock()
-        self.channel.flush()
+    def give(self, tasks: Sequence[Task]) -> None:
+        """Send tasks to a worker that is idle, or still starts."""
+        requests = [new_request(task.message) for task in tasks]
+        self.pending.extend((request, task) for (request, _), task in zip(requests, tasks, strict=True))
+        self.channel.send(b"".join(frame for _, frame in requests))
+        if self._ready:
+            self._restart_clock()
 
-    def next_answer(self) -> Answered | None:
-        """The worker's next answer; None if none has arrived.
+    def next_answer(self) -> tuple[Task, Answer, float] | None:
+        """A task, its answer and the seconds that it took; None if no answer has arrived.
 
         Raises:
             Lost: the worker died, exceeded its time limit, or sent something other than its own answer to the first
@@ -207,16 +195,15 @@ class WorkerHandle:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process_id, signal.SIGKILL)
 
-    def _check(self, answer: Answer) -> Answered:
+    def _check(self, answer: Answer) -> tuple[Task, Answer, float]:
         if not self.pending or answer.request != self.pending[0][0]:
             raise InvalidMessage
         if isinstance(answer.outcome, Unscored) and answer.outcome.reason.startswith("MemoryError"):
             # The worker may keep this memory, and the next samples would run out of memory too.
             raise Lost(f"worker ran out of memory (limit {self._limits.memory_gb:g} GB)")
         (_, task), seconds = self.pending.popleft(), monotonic() - self.since
-        first, self.fresh = self.fresh, False
         self._restart_clock()
-        return Answered(task, answer.outcome, seconds, answer.fit, first)
+        return task, answer, seconds
 
     def _note_start(self, message: Started | Ready | Answer) -> None:
         if isinstance(message, Started) and self._process_id is None:
@@ -225,6 +212,7 @@ class WorkerHandle:
             if message.error is not None:
                 raise RuntimeError(f"reward {self._limits.reward!r} could not be loaded in a worker: {message.error}")
             self._ready = True
+            self._restart_clock()
         else:
             raise InvalidMessage
 
@@ -368,7 +356,6 @@ class Crew:
         self._workers: list[WorkerHandle] = []
         self._jobs: set[Job] = set()  # jobs whose futures are not done
         self._waiting: deque[Task] = deque()
-        self._retries: deque[Task] = deque()  # tasks that need a fresh worker
         self._errors = _TrustedErrors()
         self._lock = Lock()  # held so that no job is queued after the crew has ended
         self._ended = False
@@ -429,53 +416,36 @@ class Crew:
                 self._end(worker)
 
     def _start_workers(self) -> None:
-        """Start as many workers as there is work for. For retries, replace used idle workers with fresh workers."""
-        fresh_needed = len(self._retries) - sum(worker.fresh and not worker.pending for worker in self._workers)
-        used = [worker for worker in self._workers if worker.idle and not worker.fresh]
-        room = self._limits.workers - len(self._workers)
-        for worker in used[: max(0, fresh_needed - room)]:
-            self._end(worker)
+        """Start as many workers as there is work for."""
         busy = sum(bool(worker.pending) for worker in self._workers)
-        wanted = max(busy + len(self._waiting) + len(self._retries), len(self._workers) + fresh_needed)
-        while len(self._workers) < min(self._limits.workers, wanted):
+        while len(self._workers) < min(self._limits.workers, busy + len(self._waiting)):
             self._workers.append(WorkerHandle(self._limits))
 
     def _hand_out(self) -> None:
-        for worker in [worker for worker in self._workers if worker.idle]:
-            if tasks := (worker.fresh and self._next_retry()) or self._next_chunk():
-                worker.give([(task, task.message) for task in tasks])
-
-    def _next_retry(self) -> list[Task]:
-        while self._retries:
-            task = self._retries.popleft()
-            if not self._answer_without_worker(task):
-                return [task]
-        return []
+        for worker in self._workers:
+            if worker.idle and (tasks := self._next_chunk()):
+                worker.give(tasks)
 
     def _next_chunk(self) -> list[Task]:
         """The next tasks that need a worker. Chunks get smaller towards the end, so that workers finish at the same time."""
         size = min(_CHUNK, -(-len(self._waiting) // (4 * self._limits.workers)))
         tasks: list[Task] = []
         length = 0
-        while self._waiting and len(tasks) < size and (not tasks or length < _CHUNK_BYTES):
+        while self._waiting and len(tasks) < size and length < _CHUNK_BYTES:
             task = self._waiting.popleft()
-            if not self._answer_without_worker(task):
-                tasks.append(task)
-                length += len(task.message)
+            if task.job.future.cancelled():
+                continue
+            if task.outcome is not None:  # the completion is too long
+                self._settle(task, task.outcome, 0.0)
+                continue
+            tasks.append(task)
+            length += len(task.message)
         return tasks
-
-    def _answer_without_worker(self, task: Task) -> bool:
-        if task.job.future.cancelled():
-            return True
-        if task.outcome is not None:  # the completion is too long
-            self._settle(task, task.outcome, 0.0)
-            return True
-        return False
 
     def _listen(self) -> None:
         """Wait until a worker answers or is overdue, or this thread is woken; then handle the answers."""
         deadlines = [worker.deadline for worker in self._workers if not worker.idle]
-        if not deadlines and (self._waiting or self._retries):
+        if not deadlines and self._waiting:
             return  # no worker is busy, but there are tasks to hand out
         with DefaultSelector() as selector:
             selector.register(self._wake_receiver, EVENT_READ)
@@ -487,7 +457,7 @@ class Crew:
             if key.data is None:
                 self._wake_receiver.recv(4096)
             elif events & EVENT_WRITE:
-                key.data.channel.flush()
+                key.data.channel.send()
         readable = [key.data for key, events in ready if events & EVENT_READ]
         for worker in list(self._workers):
             if worker in readable or (not worker.idle and monotonic() >= worker.deadline):
@@ -495,25 +465,36 @@ class Crew:
 
     def _take_answers(self, worker: WorkerHandle) -> None:
         try:
-            while (answer := worker.next_answer()) is not None:
-                if retry := not answer.first and self._errors.doubts(answer.outcome):
-                    answer.task.doubted = answer.outcome
-                    self._retries.append(answer.task)
-                else:
-                    if answer.first:
-                        self._errors.note(answer.task.doubted, answer.outcome)
-                    self._settle(answer.task, answer.outcome, answer.seconds)
-                if retry or not answer.fit:
+            while (answered := worker.next_answer()) is not None:
+                task, answer, seconds = answered
+                if worker.fresh:
+                    self._errors.note(task.doubted, answer.outcome)
+                elif self._errors.doubts(answer.outcome):
+                    task.doubted = answer.outcome
+                    self._replace(worker, task)
+                    return
+                worker.fresh = False
+                self._settle(task, answer.outcome, seconds)
+                if not answer.fit:
                     self._end(worker)
                     return
         except Lost as lost:
             self._tally.add_discarded(lost.discarded)
-            if worker.pending and worker.fresh:
-                _, task = worker.pending.popleft()
+            if not worker.pending:
+                self._end(worker)
+                return
+            _, task = worker.pending.popleft()
+            if worker.fresh:
                 self._settle(task, Unscored(str(lost)), monotonic() - worker.since, lost=True)
-            elif worker.pending:
-                self._retries.append(worker.pending.popleft()[1])
-            self._end(worker)
+                self._end(worker)
+            else:
+                self._replace(worker, task)
+
+    def _replace(self, worker: WorkerHandle, task: Task) -> None:
+        """End a worker, and have a fresh one try its current task again."""
+        self._end(worker)
+        self._workers.append(WorkerHandle(self._limits))
+        self._workers[-1].give([task])
 
     def _end(self, worker: WorkerHandle) -> None:
         """End a worker. Its unanswered tasks will get another worker."""
