@@ -4,7 +4,8 @@ The first part times the same checks twice in one run: math-verify in this proce
 calls it, and `WorkerScorer` with one worker, its start included and nothing remembered. The second part counts; its limits
 are short, 2 s within math-verify and 5 s for a worker, so that it takes two minutes at most: 50 hostile answers among
 1,000. The third counts as well, of 10,000 samples of a reward a tenth of which fork, leave threads, close files, change
-the process or end it (`hostile_functions.py`); with one worker, then with four.
+the process or end it (`hostile_functions.py`); with one worker, then with four. `raises` takes the CPU time of a reward
+that raises at a share of its samples, with the workers as they are and with a new worker after each error.
 """
 
 from __future__ import annotations
@@ -25,14 +26,34 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 from bars import Bars, with_smallest
 from hostile_functions import HOSTILE, ORDINARY, OVERDUE
+from rollalloc.rewards import _crew
+from rollalloc.rewards._channel import Answer
 from rollalloc.rewards._surroundings import Surroundings
-from rollalloc.rewards.function import RewardFunction, Sample, Scored, load_reward, score_sample
+from rollalloc.rewards.function import RewardFunction, Sample, Scored, Unscored, load_reward, score_sample
 from rollalloc.rewards.scorers import WorkerScorer
 
+RAISING = {
+    "text": """
+def score(*, data_source, solution_str, ground_truth, extra_info):
+    if ground_truth == "raise":
+        raise ValueError(f"cannot read {solution_str[-20:]!r}")
+    return float(ground_truth in solution_str)
+""",
+    "math-verify": """
+from rollalloc.rewards.math import compute_score
+
+def score(**sample):
+    if sample["ground_truth"] == "raise":
+        raise ValueError(f"cannot read {sample['solution_str'][-20:]!r}")
+    return compute_score(**sample)
+""",
+}
 _GROUP = 8  # answers to one question, in `forks`
 KILL, SPIN = "\x07kill the worker", "\x07hold the interpreter"
 
@@ -234,6 +255,54 @@ def measure_hostile_functions(count: int, workers: int, bars: Bars) -> None:
         print(f"  {kind}: {number} × {fate}")
 
 
+class _Replaced(_crew.WorkerHandle):
+    """A worker that is replaced when a sample raised."""
+
+    def next_answer(self) -> tuple[_crew.Task, Answer, float] | None:
+        if (answered := super().next_answer()) is None:
+            return None
+        task, answer, seconds = answered
+        raised = isinstance(answer.outcome, Unscored) and answer.outcome.raised
+        return task, replace(answer, fit=answer.fit and not raised), seconds
+
+
+def _believed(*_: object) -> bool:
+    """No error is doubted, so that no sample needs two new workers."""
+    return False
+
+
+def measure_raises(count: int, *, smallest: bool) -> None:
+    """CPU time a sample, workers' starts included, of a reward that raises a different message at a share of its samples."""
+    for name, function in list(RAISING.items())[: 1 if smallest else None]:
+        with TemporaryDirectory() as folder:
+            file = Path(folder, "raising.py")
+            file.write_text(function)
+            for share in (1.0,) if smallest else (0.0, 0.01, 0.1, 1.0):
+                kept = _time_raises(file, share, count)
+                most = max(1, min(count, round(12 / share))) if share else count  # a start takes up to a second
+                with (
+                    patch.object(_crew, "WorkerHandle", _Replaced),
+                    patch.object(_crew._TrustedErrors, "doubts", _believed),
+                ):
+                    replaced = _time_raises(file, share, most)
+                print(f"{name}, {share:.0%} raise: {kept:.3f} ms a sample of {count}; ", end="")
+                print(f"a new worker after each error: {replaced:.3f} ms a sample of {most}", flush=True)
+
+
+def _time_raises(file: Path, share: float, count: int) -> float:
+    """Milliseconds of CPU time a sample, of this process and of the workers."""
+    samples = [
+        replace(sample, ground_truth="raise" if share and index % round(1 / share) == 0 else sample.ground_truth)
+        for index, (sample, _) in enumerate(ordinary(count, seed=4))
+    ]
+    start = _cpu_ms()
+    with WorkerScorer(f"{file}:score") as scorer:
+        scorer.score(samples)
+        raised = sum(scorer.report()["unscored"].values())
+    assert raised == sum(sample.ground_truth == "raise" for sample in samples)
+    return (_cpu_ms() - start) / count
+
+
 def measure_forks(pairs: int, checks: int) -> None:
     """CPU time of a sample in a process that is kept, as workers do, and in a child forked for it, in alternation.
 
@@ -299,7 +368,7 @@ def _cpu_ms() -> float:
 
 def main() -> None:
     parser = with_smallest(argparse.ArgumentParser(description=__doc__))
-    parser.add_argument("part", choices=["speed", "forks", "hostile", "hostile_functions"])
+    parser.add_argument("part", choices=["speed", "forks", "raises", "hostile", "hostile_functions"])
     parser.add_argument("--checks", type=int, default=2000)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--samples", type=int, default=10_000)
@@ -312,6 +381,8 @@ def main() -> None:
         measure_speed(given.checks, given.repeats, bars)
     elif given.part == "forks":
         measure_forks(given.repeats, given.checks)
+    elif given.part == "raises":
+        measure_raises(given.checks, smallest=given.smallest)
     elif given.part == "hostile":
         for workers in given.workers or [2]:
             measure_hostile(workers, bars, smallest=given.smallest)

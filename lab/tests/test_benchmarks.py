@@ -21,6 +21,7 @@ OTHERS = (
     "predictor.py selection",
     "rewards.py forks",
     "rewards.py hostile_functions",
+    "rewards.py raises",
 )
 NOT_RUN = {  # with the reason
     "against_trl.py": "its smallest run trains for minutes",

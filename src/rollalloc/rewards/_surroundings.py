@@ -13,8 +13,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from operator import itemgetter
 from threading import active_count
@@ -26,118 +27,49 @@ _SPARE_THREADS = 128  # number of threads that a function may leave running afte
 _OPEN_SHARE = 0.25  # share of the allowed open files that a function may leave open after a sample
 # Modules with functions that mocks and guards for untrusted code often replace. This package's modules are added.
 _OFTEN_PATCHED = (builtins, os, os.path, pickle, shutil, signal, subprocess, sys, time)
+_VARIABLES = {"environ", "environb", "stdin", "stdout", "stderr", "meta_path", "path_hooks"}  # restored like functions
 _OWN = __name__.rpartition(".")[0]
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _LIMITS = sorted({value for name, value in vars(resource).items() if name.startswith("RLIMIT_")})
 _SIGNALS = range(1, 32)  # the standard signals, without real-time signals
-_ATTEMPTS = 10
+_ATTEMPTS = range(10)
 # 30 times faster than signal.getsignal, which creates enums.
 _getsignal: Callable[[int], Any] = import_module("_signal").getsignal
-_setitimer = signal.setitimer  # stored now, because a sample may replace it later
+_Part = tuple[Callable[[], Any], Callable[[Any], Any]]  # reads a part of the process's state; restores what was read
+_always = object  # reads a part that is restored after every sample: no two of these objects are equal
 
 
 class Surroundings:
     """The state of this process when the object is created. `restore` restores this state after each sample.
 
-    The state consists of: timers, signal handlers and the signal mask; resource limits; the three standard streams; the
-    working directory, environment, umask and time zone; the interpreter's hooks and recursion limit; the module search
-    path and finders; the decimal context; the table of modules; and functions of three kinds of modules: the built-ins,
-    modules for processes and files, and this package. Other modules are not restored, because a function may keep caches,
-    pools and connections in them.
+    `_parts` lists the parts of the state. Of most modules nothing is restored, because a function may keep caches, pools and
+    connections in them.
     """
 
     def __init__(self) -> None:
-        own = [module for name, module in list(sys.modules.items()) if name.rpartition(".")[0] == _OWN]
-        self._tables = [_Table(vars(module), callable) for module in (*_OFTEN_PATCHED, *own)]
-        # Only top-level modules: to check every submodule would take longer than a simple reward.
-        self._tables.append(_Table(sys.modules, lambda module: "." not in getattr(module, "__name__", ".")))
-        self._modules = len(sys.modules)
-        self._search_path = list(sys.path)
-        self._finders: list[tuple[str, list[Any], list[Any]]] = [
-            (name, getattr(sys, name), list(getattr(sys, name))) for name in ("meta_path", "path_hooks")
-        ]
-        self._time_zone = _time_zone()
         self._was_hooked = False
         sys.addaudithook(self._note_hook)  # notes whether a sample adds an audit hook, because hooks cannot be removed
         self._streams = sys.stdin, sys.stdout, sys.stderr
-        self._hooks = sys.gettrace(), sys.getprofile()
-        self._recursion_limit = sys.getrecursionlimit()
-        self._decimal = decimal.getcontext().copy()
-        self._handlers = {number: _getsignal(number) for number in _SIGNALS}
-        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-        self._limits = {kind: resource.getrlimit(kind) for kind in _LIMITS}
-        self._environment = dict(os.environ)
-        self._encoded = dict(vars(os.environ)["_data"])
-        self._directory = _directory()
-        self._umask = os.umask(0o077)
-        os.umask(self._umask)
-        self._null = os.stat(os.devnull)
+        self._modules = len(sys.modules)
         self._threads = active_count()
         self._most_open = max(_lowest_free_descriptor(), _OPEN_SHARE * most_descriptors())
+        self._parts = [(read, write, read()) for read, write in _parts()]
 
     def restore(self) -> bool:
         """Undo the changes of the last sample. Return False if this fails, or if too many threads or files are open."""
-        for _ in range(_ATTEMPTS):
+        for _ in _ATTEMPTS:
             try:
-                self._restore()
+                for read, write, original in self._parts:
+                    if read() != original:
+                        write(original)
                 return self._is_fit()
             except BaseException:  # a signal handler or hook of the sample may still be active, and may raise anything
                 continue
         return False
 
-    def _restore(self) -> None:
-        for timer in _TIMERS:  # first, because a timer of 0.1 ms would interrupt the other steps
-            _setitimer(timer, 0)
-        sys.setrecursionlimit(self._recursion_limit)
-        for table in self._tables:
-            table.restore()
-        if (sys.gettrace(), sys.getprofile()) != self._hooks:
-            sys.settrace(self._hooks[0])
-            sys.setprofile(self._hooks[1])
-        for number, handler in self._handlers.items():
-            if _getsignal(number) is not handler and handler is not None:
-                signal.signal(number, handler)
-        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
-        for kind, limits in self._limits.items():
-            if resource.getrlimit(kind) != limits:
-                resource.setrlimit(kind, limits)
-        self._restore_streams()
-        decimal.setcontext(self._decimal.copy())
-        if vars(os.environ)["_data"] != self._encoded:  # a hundred times faster than comparing the decoded values
-            os.environ.clear()
-            os.environ.update(self._environment)
-        if _time_zone() != self._time_zone:
-            time.tzset()
-        self._restore_search_path()
-        if self._directory is not None and _directory() != self._directory:
-            os.chdir(self._directory)
-        os.umask(self._umask)
-
-    def _restore_search_path(self) -> None:
-        """Restore the module search path. Finders that were appended, for example by an imported module, stay."""
-        if sys.path != self._search_path:
-            sys.path[:] = self._search_path
-        for name, finders, original in self._finders:
-            setattr(sys, name, finders)
-            if finders[: len(original)] != original:
-                finders[:] = original
-
     def _note_hook(self, event: str, _: object) -> None:
         if event == "sys.addaudithook":
             self._was_hooked = True
-
-    def _restore_streams(self) -> None:
-        sys.stdin, sys.stdout, sys.stderr = self._streams
-        for descriptor in range(3):
-            try:
-                status = os.fstat(descriptor)
-            except OSError:
-                status = None
-            if status is None or (status.st_dev, status.st_ino) != (self._null.st_dev, self._null.st_ino):
-                null = os.open(os.devnull, os.O_RDWR)
-                os.dup2(null, descriptor)
-                if null != descriptor:
-                    os.close(null)
 
     def _is_fit(self) -> bool:
         return (
@@ -149,29 +81,79 @@ class Surroundings:
         )
 
 
-class _Table:
-    """The original values of some entries of a dictionary. Entries that are added later, for example by late imports,
-    are not removed.
-    """
+def _parts() -> Iterator[_Part]:
+    """The parts of this process's state, in the order in which they are restored."""
+    # Timers are first, because a timer of 0.1 ms would interrupt the other steps; a sample may have replaced the function.
+    set_timer = signal.setitimer
+    yield _always, lambda _: [set_timer(timer, 0) for timer in _TIMERS]
+    yield sys.getrecursionlimit, sys.setrecursionlimit
+    own = [module for name, module in list(sys.modules.items()) if name.rpartition(".")[0] == _OWN]
+    for table in map(vars, (*_OFTEN_PATCHED, *own)):
+        yield _entries(table, [name for name, value in table.items() if callable(value) or name in _VARIABLES])
+    # Only top-level modules: to check every submodule would take longer than a simple reward.
+    top = [name for name, module in sys.modules.items() if "." not in getattr(module, "__name__", ".")]
+    yield _entries(sys.modules, top)
+    yield sys.gettrace, sys.settrace
+    yield sys.getprofile, sys.setprofile
+    for number in _SIGNALS:
+        if _getsignal(number) is not None:
+            yield partial(_getsignal, number), partial(signal.signal, number)
+    yield partial(signal.pthread_sigmask, signal.SIG_BLOCK, ()), partial(signal.pthread_sigmask, signal.SIG_SETMASK)
+    for kind in _LIMITS:
+        yield partial(resource.getrlimit, kind), partial(resource.setrlimit, kind)
+    yield lambda: [_file_of(descriptor) for descriptor in range(3)], _open_null
+    arithmetic = decimal.getcontext().copy()
+    yield _always, lambda _: decimal.setcontext(arithmetic.copy())
+    yield lambda: dict(vars(os.environ)["_data"]), _set_environment  # a hundred times faster than the decoded values
+    yield lambda: (time.tzname, time.timezone, time.altzone), lambda _: time.tzset()
+    yield lambda: sys.path[:], lambda original: _refill(sys.path, original)
+    for finders in (sys.meta_path, sys.path_hooks):  # appended finders stay, for example those of an imported module
+        yield partial(finders.__getitem__, slice(len(finders))), partial(_refill, finders)
+    if _directory() is not None:
+        yield _directory, os.chdir
+    umask = os.umask(0o077)
+    os.umask(umask)
+    yield _always, lambda _: os.umask(umask)
 
-    def __init__(self, table: dict[str, Any], restores: Callable[[Any], bool]) -> None:
-        self._table = table
-        self._original = {name: value for name, value in table.items() if restores(value)}
-        self._look_up = itemgetter(*self._original)
-        self._values = self._look_up(table)
 
-    def restore(self) -> None:
+def _entries(table: dict[str, Any], names: list[str]) -> _Part:
+    """Some entries of a dictionary. Entries that are added later, for example by late imports, are not removed."""
+    original = {name: table[name] for name in names}
+    look_up = itemgetter(*names)
+
+    def read() -> tuple[Any, ...]:
         try:
-            # Fast: this runs in C, and compares identities first.
-            changed = self._look_up(self._table) != self._values
+            return look_up(table)  # fast: runs in C, and a comparison of two tuples compares identities first
         except KeyError:
-            changed = True
-        if changed:
-            self._table.update(self._original)
+            return ()
+
+    return read, lambda _: table.update(original)
 
 
-def _time_zone() -> tuple[object, ...]:
-    return time.tzname, time.timezone, time.altzone
+def _refill(items: list[Any], original: list[Any]) -> None:
+    items[:] = original
+
+
+def _set_environment(encoded: dict[bytes, bytes]) -> None:
+    os.environb.clear()
+    os.environb.update(encoded)
+
+
+def _open_null(_: object) -> None:
+    """Open the null device as the three standard descriptors, as they are when a worker starts."""
+    for descriptor in range(3):
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, descriptor)
+        if null != descriptor:
+            os.close(null)
+
+
+def _file_of(descriptor: int) -> tuple[int, int] | None:
+    """The identity of an open file; None if it is closed."""
+    with suppress(OSError):
+        status = os.fstat(descriptor)
+        return status.st_dev, status.st_ino
+    return None
 
 
 def _directory() -> str | None:
