@@ -127,9 +127,14 @@ def test_a_module_that_kills_its_worker_is_no_respawn_loop(tmp_path):
 
 
 def test_importing_does_not_count_against_the_limit(tmp_path):
-    (tmp_path / "slow.py").write_text("import time; time.sleep(1.5)\ndef score(**sample): return 1")
+    """Neither before the first sample, nor before a sample that is tried again."""
+    (tmp_path / "slow.py").write_text(
+        "import os, time; time.sleep(1.5)\n"
+        "def score(solution_str, **rest): return os._exit(3) if solution_str == 'exit' else 1\n"
+    )
     with WorkerScorer(f"{tmp_path}/slow.py:score", limit_s=1.0) as scorer:
-        assert scorer.score(samples("4")) == [GOOD]
+        outcomes = scorer.score(samples("4", "exit", "4"))
+    assert outcomes == [GOOD, Unscored("worker died (exit code 3)"), GOOD]
 
 
 def test_a_worker_imports_what_its_parent_can(tmp_path, monkeypatch):
