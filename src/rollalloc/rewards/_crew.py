@@ -445,8 +445,6 @@ class Crew:
     def _listen(self) -> None:
         """Wait until a worker answers or is overdue, or this thread is woken; then handle the answers."""
         deadlines = [worker.deadline for worker in self._workers if not worker.idle]
-        if not deadlines and self._waiting:
-            return  # no worker is busy, but there are tasks to hand out
         with DefaultSelector() as selector:
             selector.register(self._wake_receiver, EVENT_READ)
             for worker in self._workers:
