@@ -253,7 +253,7 @@ def ended(run: Config, place: Path, *, target: float | None = None, diverged: bo
             if line["kind"] == "batch":
                 known.add(compares(line))
             if line["kind"] == "eval":
-                last.update(last_of(line))
+                last.update(_last_of(line))
             yield line
 
     curve = curve_of(lines())
@@ -263,13 +263,10 @@ def ended(run: Config, place: Path, *, target: float | None = None, diverged: bo
     return EndedRun(run, place, curve, last, newest[0], held, known != {False})
 
 
-def last_of(evaluation: Mapping[str, Any]) -> dict[str, Any]:
-    """The values in an evaluation's line for each name in `LAST` and for `k`. None: the value is missing or no number."""
-    saved = evaluation.get("breadth")
-    breadth: Mapping[str, Any] = saved if isinstance(saved, dict) else {}
-    known = {**breadth, "accuracy": evaluation["accuracy"]}
-    k = known.get("k")
-    return {name: number(known.get(name)) for name in LAST} | {"k": number(k) if type(k) is int else None}
+def _last_of(evaluation: Mapping[str, Any]) -> dict[str, float | None]:
+    """The values in an evaluation's line for each name in `LAST` and for `k`. None: the value is missing or not finite."""
+    known = {**evaluation.get("breadth", {}), "accuracy": evaluation["accuracy"]}
+    return {name: number(known.get(name)) for name in (*LAST, "k")}
 
 
 def _refuse_mixed(label: str, over: Sequence[EndedRun]) -> None:

@@ -91,7 +91,8 @@ class LoggedSteps:
             tokens: number of tokens paid so far, as the framework counts them. None: unknown.
         """
         self.begin(step)
-        again = self._batches.pop() if self._batches and self._batches[-1]["version"] == step else None
+        is_again = bool(self._batches) and self._batches[-1]["version"] == step
+        line = self._batches.pop() if is_again else {}
         before = self.paid
         rollouts = number(logged.get(ROLLOUTS)) if self.counts_rollouts else step
         tokens = tokens if (ours := number(logged.get(TOKENS))) is None else ours
@@ -99,18 +100,15 @@ class LoggedSteps:
             "rollouts_paid": int(before["rollouts_paid"] if rollouts is None else rollouts),
             "tokens_paid": int(before["tokens_paid"] if tokens is None else tokens),
             "seconds": before["seconds"] + max(0.0, seconds),
-            "accounts": _under(logged, "accounts") or before["accounts"],
         }
-        if again is not None:  # the second entry may lack some values of the first
-            totals = {name: max(again[name], totals[name]) for name in ("rollouts_paid", "tokens_paid", "seconds")}
-            totals["accounts"] = _under(logged, "accounts") or again["accounts"]
-        steps = {"version": step, "optimizer_steps": step, "batch": len(self._batches) + 1}
-        line = {**(again or {}), **totals, **steps, **figures, "kind": "batch"}
-        self._batches.append(line)
-        if again is None:
-            self.lines.append(line)
+        if is_again:  # the second entry may lack some values of the first
+            totals = {name: max(line[name], total) for name, total in totals.items()}
         else:
-            self.lines[next(at for at in range(len(self.lines) - 1, -1, -1) if self.lines[at] is again)] = line
+            self.lines.append(line)
+        steps = {"version": step, "optimizer_steps": step, "batch": len(self._batches) + 1}
+        accounts = _under(logged, "accounts") or line.get("accounts", before["accounts"])
+        line |= {**totals, "accounts": accounts, **steps, **figures, "kind": "batch"}
+        self._batches.append(line)
 
     def evaluate(self, step: int, logged: Mapping[str, Any], accuracy: float, breadth: Line) -> None:
         """Add an evaluation after this many steps. It replaces an earlier evaluation after the same step."""
