@@ -131,21 +131,21 @@ class _Waves:
         self._log = RolloutLog(path)
 
     def wave(self, orders: Sequence[Order], done: Callable[[int], None]) -> list[Outcome]:
-        order_of = {rollout: order for order in orders for rollout in order.rollouts}
-        answer_of: dict[int, Answer] = {}
-        for rollout in order_of:
-            answer_of[rollout] = self._answers[rollout]
+        asked = [(order, rollout) for order in orders for rollout in order.rollouts]
+        answers: list[Answer] = []
+        for _, rollout in asked:
+            answers.append(self._answers[rollout])
             self._cost.during()
             done(rollout + 1)
-        whole = [rollout for rollout, answer in answer_of.items() if not answer.failure]
         samples = [
-            self._given.sample(order_of[rollout].prompt, rollout, answer_of[rollout].text, answer_of[rollout].tokens)
-            for rollout in whole
+            self._given.sample(order.prompt, rollout, answer.text, answer.tokens)
+            for (order, rollout), answer in zip(asked, answers, strict=True)
+            if not answer.failure
         ]
-        scored = dict(zip(whole, self.scorer.submit(samples).result(), strict=True))
-        outcomes = [scored.get(rollout) or Unscored(answer.failure) for rollout, answer in answer_of.items()]
-        for (rollout, answer), outcome in zip(answer_of.items(), outcomes, strict=True):
-            order, tokens, truncated = order_of[rollout], answer.tokens or 0, answer.truncated
+        scores = iter(self.scorer.submit(samples).result())
+        outcomes = [Unscored(answer.failure) if answer.failure else next(scores) for answer in answers]
+        for (order, rollout), answer, outcome in zip(asked, answers, outcomes, strict=True):
+            tokens, truncated = answer.tokens or 0, answer.truncated
             self.outcomes.add(outcome, truncated=truncated, tokens=tokens)
             result = RolloutResult(rollout=rollout, outcome=outcome, tokens=tokens, version=0, truncated=truncated)
             key = self._given.keys[order.prompt]

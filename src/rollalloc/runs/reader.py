@@ -85,7 +85,8 @@ def _read_ours(folder: Path) -> RecordedRun:
 def lines_in(path: Path) -> Iterator[Line]:
     """Yield every line of a `metrics.jsonl` with all its fields, after checking it.
 
-    An incomplete last line is left out: a killed run may leave such a line.
+    A field that the views use is left out if it is null, but not one of an evaluation's curve. An incomplete last line is
+    left out: a killed run may leave such a line.
 
     Raises:
         FileNotFoundError: the file does not exist.
