@@ -129,8 +129,8 @@ of its prompts at 8M) and outside the clock.
   rollouts, or to the target, it is run on the final seeds, and the bars are told against the better of the two.
   `foresight-again` on the seeds it lacks, last. The joint bar is a choice among five arms now.
 - U-shaped pool at 0.15M again, planned on 2026-11-29 at 10:38, when three runs of `foresight-replay` at 8M had been read:
-  `foresight-replay` and `line-replay` at 3e-4, 6e-4 and 1.2e-3 on seed 100 (2.4e-3 too for an arm whose best rate is 1.2e-3),
-  then each at its best rate on seeds 300 to 304, and `stock-4`, `line` and `foresight` on seed 304, which they lack.
+  `foresight-replay` and `line-replay` at 3e-4, 6e-4 and 1.2e-3 on seed 100 (2.4e-3 too for an arm whose best rate is
+  1.2e-3), then each at its best rate on seeds 300 to 304, and `stock-4`, `line`, `foresight` on seed 304, which they lack.
 - A run but for the tuning goes on to its least budget (12,288 rollouts at 0.15M, 8,192 at 8M, 1,792 at 135M) or until two
   successive evaluations are at the target, whichever is later, and ends at twice the least budget.
 - This plan was cut after four runs of the tuning (all arms at 1.5e-4), because the machine was busier than expected: before,
