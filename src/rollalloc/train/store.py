@@ -200,7 +200,7 @@ class RunState:
         """The state for `checkpoint.save`: plain data, and tensors by file and name.
 
         Args:
-            written: the sizes of the files that grow during the run (`saving.synced_sizes`).
+            written: the sizes of the files that grow during the run (`synced_sizes`).
         """
         rollouts, payloads = self.engine.state()
         entries, weights = self.updater.save(self.counters.batches)

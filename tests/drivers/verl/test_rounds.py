@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 from made_up_crew import RECIPES, by_quarter, figures, mixed, scored
 
-from rollalloc import EventError, MetricError
+from rollalloc import Allocator, EventError, MetricError
 from rollalloc.core.events import NoScores
-from rollalloc.drivers.verl.rounds import Finished, SessionOutcome
+from rollalloc.core.recipe import Gate
+from rollalloc.drivers.verl.rounds import Finished, Rounds, SessionOutcome
 from rollalloc.drivers.verl.step_metrics import COLUMNS
 from rollalloc.runs.metrics import undeclared
 
@@ -342,6 +343,27 @@ def test_rows_that_a_gate_leaves_out_stay_in_verls_batch_without_an_advantage(ma
         assert rounds.held() == rounds.crew.rows
     assert came_back
     assert rounds.allocator.left_out == len(left_out) > 0
+
+
+def test_a_row_whose_last_replay_the_gate_left_out_still_has_its_rows(make_rounds):
+    """With one replay for each row, and a gate that is shut in every other batch that asks it."""
+    made = make_rounds(REPLAYED["reinforce"], prompts=256)
+    recipe = made.allocator.recipe
+    replay = replace(recipe.replay, times=1, gate=Gate(most=0.2, pause=0))
+    rounds = Rounds(Allocator(replace(recipe, replay=replay), 256, 0), made.crew, made.loader)
+    left_out, again = set(), Counter()
+    for batch in range(8):
+        rows = rounds.next_batch()
+        assert set(rows.keys) <= rounds.crew.rows
+        replayed = {row.rollout for row in rows.rows if row.replays}
+        if replayed:
+            rows = rounds.admit(rows, 0.3 if batch % 2 else 0.1)
+            left_out |= replayed if rows.left_out else set()
+            again.update(set() if rows.left_out else replayed)
+        rounds.trained(rounds.allocator.version + 1)
+        rounds.crew.rows -= set(rows.keys)
+    assert left_out.intersection(again), "a row that was left out was trained on again later"
+    assert set(again.values()) == {1}
 
 
 def test_the_budget_ends_the_run(make_rounds):

@@ -7,17 +7,20 @@ import pytest
 
 pytest.importorskip("verl", reason="verl's environment: make verl-test")
 
+import torch
 import verl
 from omegaconf import OmegaConf
 from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from rollalloc.core.events import Batch, Row
+from rollalloc.drivers.verl import trainer
 from rollalloc.drivers.verl.client import Client, ResumingClient
 from rollalloc.drivers.verl.configure import configure
 from rollalloc.drivers.verl.loader import Prompts, fill_samples
 from rollalloc.drivers.verl.modes import MODES
 from rollalloc.drivers.verl.rounds import TrainingRows
+from rollalloc.drivers.verl.settings import read_settings
 from rollalloc.drivers.verl.trainer import RollallocTrainer
 from rollalloc.models.weights import Diverged
 from rollalloc.rules.intake import Ahead, Fill
@@ -67,6 +70,45 @@ def test_an_update_that_is_not_finite_ends_the_run_before_verl_saves(monkeypatch
     made._trained, made.global_steps = TrainingRows(Batch((row,) * 4, 0), tuple("abcd"), (row,) * 4), 1
     with pytest.raises(Diverged, match=r"actor/grad_norm is nan in optimizer step 1: .* with the prompts row 3\. "):
         made._update_actor(SimpleNamespace(keys=list("abcd")), {})
+
+
+@pytest.mark.parametrize(("share", "replays"), [(0.5, 0), (0.7, 2)])
+def test_the_gate_is_told_the_share_of_the_replayed_rows_own_tokens_and_metrics_are_of_what_is_trained(
+    make_rounds, monkeypatch, share, replays
+):
+    """Of each replayed row's four tokens, one is a tool's and two of the others have moved: two thirds."""
+    section = {"recipe": "reinforce", "replay": 2, "replay_moved": share, "replay_pause": 0}
+    made = RollallocTrainer.__new__(RollallocTrainer)
+    made.settings, made.global_steps = read_settings(section, 2, 2), 1
+    rounds = made.rounds = make_rounds(section, groups=2, n=2)
+    made._trained = rounds.next_batch()
+    fresh: dict[str, float] = {}
+    made._admit(fresh)
+    assert fresh["rollalloc/left_out"] == 0
+    assert "rollalloc/moved" not in fresh
+    rounds.trained(1)
+    rounds.crew.rows -= set(made._trained.keys)
+    made._trained = rounds.next_batch()
+    replayed = [key for key, row in zip(made._trained.keys, made._trained.rows, strict=True) if row.replays]
+
+    def get(keys, partition_id, select_fields):
+        assert keys == replayed
+        values = {
+            "old_log_probs": [-1.0, -1.3, -0.7, -9.0],
+            "rollout_log_probs": [-1.1, -1.0, -1.0, -1.0],
+            "response_mask": [1, 1, 1, 0],
+        }
+        return {name: torch.nested.as_nested_tensor([torch.tensor(values[name])] * len(keys)) for name in select_fields}
+
+    monkeypatch.setattr(trainer.tq, "kv_batch_get", get)
+    metrics = rounds.metrics(made._trained.batch)
+    assert metrics["rollalloc/off_policy_rows"] == 2
+    made._admit(metrics)
+    assert metrics["rollalloc/moved"] == pytest.approx(2 / 3)
+    assert (metrics["rollalloc/rows"], metrics["rollalloc/left_out"]) == (4 + replays, 2 - replays)
+    assert metrics["rollalloc/replayed"] == metrics["rollalloc/off_policy_rows"] == replays
+    factors = made._trained.factors(own=True, within_group=False)
+    assert [factors[key] != 0 for key in replayed] == [replays > 0] * 2
 
 
 # ----------------------------------------------------------------------------------------------------- the configuration

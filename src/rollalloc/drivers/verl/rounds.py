@@ -438,8 +438,9 @@ class Rounds:
             # verl frees the keys that it trains on, so they are no longer ours to release.
             keys = (self._kept if row.replays else self._keys).pop(row.rollout)
             held += [(key, row) for key in keys]
-            # As the core will decide at the `Updated` that follows.
-            if replay is not None and replay.takes(row, batch.version + 1):
+            # As the core will decide at the `Updated` that follows. A row that the gate leaves out keeps this replay.
+            last = row._replace(replays=max(0, row.replays - 1)) if replay is not None and replay.gate else row
+            if replay is not None and replay.takes(last, batch.version + 1):
                 self._kept[row.rollout] = tuple(_again(key, batch.version) for key in keys)
                 copies |= zip(keys, self._kept[row.rollout], strict=True)
         if copies:

@@ -43,7 +43,7 @@ from rollalloc.files.regular import write_text
 from rollalloc.models.settings import has_moved
 from rollalloc.rules.advantages import Rewards
 from rollalloc.runs.learning_signal import notices
-from rollalloc.runs.metrics import PREFIX, scalars
+from rollalloc.runs.metrics import PREFIX, of_batch, scalars
 
 log = logging.getLogger(__name__)
 
@@ -216,21 +216,20 @@ class RecipeTrainer(PPOTrainer):
 
     def _admit(self, metrics: dict[str, Any]) -> None:
         """Let the recipe's gate decide whether the replayed rows of the batch are trained on."""
-        rows = self._trained
+        rows, core, moved = self._trained, self.rounds.allocator, None
         assert rows is not None
-        keys = [key for key, row in zip(rows.keys, rows.rows, strict=True) if row.replays]
-        if self.settings.recipe.gate is None or not keys:
+        if self.settings.recipe.gate is None:
             return
-        fields = ["old_log_probs", "rollout_log_probs", "response_mask"]
-        data = tq.kv_batch_get(keys=keys, partition_id=_PARTITION, select_fields=fields)
-        now, before, own = (torch.cat([*data[field].unbind()]) for field in fields)
-        moved = has_moved((now - before)[own.bool()]).float().mean().item()
-        self._trained = self.rounds.admit(rows, moved)
-        core, batch = self.rounds.allocator, self._trained.batch
-        replayed = sum(row.replays > 0 for row in batch.rows)
-        metrics |= scalars({"moved": moved, "left_out": core.left_out, "replayed": replayed, "rows": len(batch.rows)})
-        if self.settings.notices and (line := core.shut_gate()) is not None:
-            log.warning("step %d: %s", self.global_steps, line)
+        if keys := [key for key, row in zip(rows.keys, rows.rows, strict=True) if row.replays]:
+            fields = ["old_log_probs", "rollout_log_probs", "response_mask"]
+            data = tq.kv_batch_get(keys=keys, partition_id=_PARTITION, select_fields=fields)
+            now, before, own = (torch.cat([*data[field].unbind()]) for field in fields)
+            moved = has_moved((now - before)[own.bool()]).float().mean().item()
+            rows = self._trained = self.rounds.admit(rows, moved)
+            if self.settings.notices and (line := core.shut_gate()) is not None:
+                log.warning("step %d: %s", self.global_steps, line)
+        # Again, because the figures of `Rounds.metrics` are of the batch before the gate.
+        metrics |= scalars(of_batch(core, rows.batch) | {"moved": moved, "left_out": core.left_out})
 
     def _log_rollout_data(self, batch: KVBatchMeta, timing_raw: dict[str, Any], rollout_data_dir: str) -> None:
         """Write rollouts to disk as verl does, but without padding rows, and without replayed rows, which are on disk."""
@@ -351,7 +350,7 @@ def show_groups(logger: Any, groups: Sequence[tuple[Any, ...]], step: int) -> No
 
     Args:
         logger: verl's `Tracking` object.
-        groups: rows with the columns of `figures.COLUMNS`.
+        groups: rows with the columns of `step_metrics.COLUMNS`.
         step: verl's number of the step.
     """
     wandb = logger.logger.get("wandb")
