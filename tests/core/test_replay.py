@@ -229,6 +229,21 @@ def test_moved_is_refused_without_a_gate_or_without_replayed_rows(kept):
         allocator.tell([Moved(0)])
 
 
+def test_an_update_is_refused_before_the_gate_was_asked_and_the_batch_stays_out():
+    """Otherwise a trainer that does not measure would replay everything, gate or not. Batches without replay need none."""
+    allocator = Allocator(GATED, 6, 0)
+    gated_batch(allocator, 0)
+    while (batch := allocator.batch) is None:
+        actions = allocator.ask()
+        allocator.tell([Done(r, 1, 1, 1, allocator.version) for o in actions.generate for r in o.rollouts])
+    before = json.dumps(allocator.state_dict())
+    with pytest.raises(EventError, match="tell Moved before the batch is trained"):
+        allocator.tell([Updated(allocator.version + 1)])
+    assert json.dumps(allocator.state_dict()) == before
+    allocator.tell([Moved(0), Updated(allocator.version + 1)])
+    assert (allocator.replayed, allocator.batch) == (len([row for row in batch.rows if row.replays]), None)
+
+
 def test_more_rows_than_can_be_kept_are_doubted():
     assert doubts(recipes.reinforce(4, replay=48)) == []
     assert "have 48 rows at most" in doubts(recipes.reinforce(4, replay=49))[0]

@@ -362,6 +362,7 @@ def make_batch(run: Run, short_because: str | None) -> Batch | None:
         rows += _train(run, group, choice)
     replays = _replays(run)
     run.replayed += len(replays)
+    run.unmeasured = bool(replays) and recipe.gate is not None
     rows += replays
     # After the update, these groups are too old to train on.
     if recipe.max_staleness == 0:

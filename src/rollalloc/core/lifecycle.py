@@ -109,6 +109,11 @@ def on_updated(run: Run, event: Updated) -> None:
             f"Updated({version}): the version must be {run.version + 1}, because versions count the batches that were "
             "trained on, not optimizer steps; tell Updated(allocator.version + 1)"
         )
+    if run.unmeasured:
+        raise EventError(
+            f"Updated({version}): the batch has replayed rows and the recipe's replay has a gate, so tell Moved before the "
+            "batch is trained; a trainer that cannot measure this needs a recipe without a gate (no replay_moved)"
+        )
     run.kl_sum += _moved(event)
     run.version = version
     run.selection.begin()
@@ -137,6 +142,7 @@ def on_moved(run: Run, event: Moved) -> None:
         )
     if not _holds(lambda: 0 <= event.share <= 1):
         raise EventError(f"Moved: share must be a share of tokens in [0, 1], got {event.share!r}")
+    run.unmeasured = False
     if gate.opens(float(event.share)):
         run.shut = 0
         return

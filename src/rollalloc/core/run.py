@@ -218,6 +218,8 @@ class Run:
         left_out: number of rows that were to be trained on again and that the gate left out, summed over all batches.
         shut: number of batches in a row whose replayed rows the gate left out.
         replay_from: the first version whose batch may have replayed rows.
+        unmeasured: whether the batch was made with replayed rows behind a gate, and `Moved` has not arrived yet. Not saved:
+            whether `Moved` is still to be told after a load, the driver knows.
         cancel: rollouts to stop, not yet listed in any `Actions`.
         release: rollouts whose payload may be freed, not yet listed in any `Actions`.
         batch: the batch that was handed out and for which `Updated` has not arrived yet.
@@ -267,7 +269,7 @@ class Run:
         self.accounts: dict[str, int] = dict.fromkeys(CAUSES[:-1], 0)
         self.teaching, self.selection = Teaching(), Selection()
         self.barren = self.failing = 0
-        self.asked_in_vain = self.settled = self.unprepared = False
+        self.asked_in_vain = self.settled = self.unprepared = self.unmeasured = False
         self.on_close: Callable[[int, str], None] | None = None
         self._view: View | None = None
         self.stops_from_S = tuple(
