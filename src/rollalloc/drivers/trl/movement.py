@@ -36,9 +36,9 @@ class Movement:
 
     def begin(self, batch: Batch, rollouts: Sequence[Any]) -> None:
         """Store the log-probabilities of a few of the batch's rows, before training on the batch."""
-        fresh = [rollout for row, rollout in zip(batch.rows, rollouts, strict=True) if not row.replays]
-        self._rollouts = fresh[:KL_ROWS]
-        known = self._generate.gives_the_policys and all(row.version == batch.version for row in batch.rows)
+        fresh = [(row, rollout) for row, rollout in zip(batch.rows, rollouts, strict=True) if not row.replays][:KL_ROWS]
+        self._rollouts = [rollout for _, rollout in fresh]
+        known = self._generate.gives_the_policys and all(row.version == batch.version for row, _ in fresh)
         self._before = [each.made.logprobs for each in self._rollouts] if known else self._now()
 
     def end(self) -> float | None:
