@@ -18,6 +18,8 @@ PYTHON ?= python3
 PIP    := .venv/bin/python -m pip install --quiet --disable-pip-version-check
 TORCH  ?= torch==2.13.0
 JOBS   ?= 2
+# Each worker takes a half in order, so that what neighbours share is made once, and at its end what the other has left.
+TESTS  := .venv/bin/python -m pytest -n $(JOBS) --dist worksteal
 
 # `make check` types and tests what decides: it needs neither PyTorch nor SymPy, whose types and imports take most of the time.
 # `make types` checks the other types. `make test` also tests what the predictor is worth and how answers are compared.
@@ -59,10 +61,10 @@ laptop: .venv/ready
 		--max-rollouts 1280 --eval-every 640 --device cpu --out runs/laptop
 
 test: .venv/ready
-	.venv/bin/python -m pytest -n $(JOBS) -m "not e2e and not slow"
+	$(TESTS) -m "not e2e and not slow"
 
 test-e2e: .venv/ready
-	.venv/bin/python -m pytest -n $(JOBS) -m "e2e and not slow"
+	$(TESTS) -m "e2e and not slow"
 
 # KINDS="avx2 plain rounding", some of them, or several at once as plain+rounding; which tests, and why, is in the tool.
 test-arithmetic: .venv/ready
@@ -103,7 +105,7 @@ check: .venv/ready
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
 	.venv/bin/pyright $(TYPED)
-	.venv/bin/python -m pytest -n $(JOBS) -m "not e2e and not slow and not learning" $(UNIT)
+	$(TESTS) -m "not e2e and not slow and not learning" $(UNIT)
 
 types: .venv/ready
 	.venv/bin/pyright

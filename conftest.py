@@ -79,14 +79,25 @@ def forked() -> Callable[[Callable[[], object]], int]:
 
 @pytest.fixture
 def forked_generators(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Generators are forked: there in milliseconds, where one that is spawned imports PyTorch and transformers first.
-
-    What they are sent once they are there is pickled all the same.
-    """
+    """Generators are forked: there in milliseconds, where one that is spawned imports PyTorch and transformers first."""
     from rollalloc.generate.stream import process
-    from rollalloc.processes import spawned
 
-    class Forked(process.Spawned):
+    monkeypatch.setattr(process, "Spawned", forked_in_place_of(process.Spawned))
+
+
+@pytest.fixture
+def forked_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processes of a comparison are forked."""
+    from rollalloc.compare import pool
+
+    monkeypatch.setattr(pool, "Spawned", forked_in_place_of(pool.Spawned))
+
+
+def forked_in_place_of(spawned: type) -> type:
+    """Such a process, but forked. What it is sent once it is there is pickled all the same."""
+    from rollalloc.processes.spawned import _kill
+
+    class Forked(spawned):
         def __init__(self, serve: Callable[..., None], *arguments: object, name: str) -> None:
             context = multiprocessing.get_context("fork")
             self.connection, theirs = context.Pipe()
@@ -95,12 +106,12 @@ def forked_generators(monkeypatch: pytest.MonkeyPatch) -> None:
                 self.connection.close()  # or it would not hear of its end
                 serve(theirs, *arguments)
 
-            self.process = context.Process(target=served, name=name, daemon=True)
+            self.process = context.Process(target=served, name=name)
             self.process.start()
-            self._kill = Finalize(self, spawned._kill, (self.process,))
+            self._kill = Finalize(self, _kill, (self.process,), exitpriority=1)
             theirs.close()
 
-    monkeypatch.setattr(process, "Spawned", Forked)
+    return Forked
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """A task of two turns: the product of two numbers, which a tool knows. For TRL (trl_tools.py) and verl; CPU, no download.
 
-    python examples/multiplying.py FOLDER        # about a minute
+    python examples/multiplying.py FOLDER [STEPS]       # about a minute with the 1,500 steps that it takes otherwise
 
 writes prompts, and a tiny Qwen2 that calls the tool in a third of its rollouts and guesses in the others, so that training
 can show it which one pays. verl loads this file twice more: for the tool, and for the reward.
@@ -43,7 +43,7 @@ RESPONSE = {  # how transformers reads what the model wrote; TRL finds the calls
         "content": {"close_pattern": r"<\|im_end\|>", "content": "text"},
     },
 }
-SHOWN, WARM_UP, GUESSES = 48, 1500, 2 / 3  # dialogues a step, steps, share of dialogues that guess
+SHOWN, STEPS, GUESSES = 48, 1500, 2 / 3  # dialogues a step, steps, share of dialogues that guess
 
 
 @function_tool
@@ -98,7 +98,7 @@ def make_prompts(path, count, seed, apart: Collection[str] = ()):
     return {row["prompt"][0]["content"] for row in rows}
 
 
-def make_model(folder):
+def make_model(folder, steps):
     """Warm a tiny Qwen2 up on dialogues, on the assistant's tokens alone."""
     import torch
     from tokenizers import AddedToken
@@ -112,10 +112,10 @@ def make_model(folder):
     settings.write_text(json.dumps(json.loads(settings.read_text()) | {"response_template": RESPONSE}))
     model.resize_token_embeddings(len(words))
     optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, WARM_UP)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, steps)
     start, end = words.convert_tokens_to_ids([PIECES[1], "<|im_end|>"])
     chance = random.Random(0)
-    for _ in range(WARM_UP):
+    for _ in range(steps):
         texts = [words.apply_chat_template(dialogue(chance), tokenize=False) for _ in range(SHOWN)]
         batch = words(texts, padding=True, padding_side="right", return_tensors="pt")
         ids = batch["input_ids"]
@@ -130,8 +130,8 @@ def make_model(folder):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit("usage: python examples/multiplying.py FOLDER")
+    if len(sys.argv) not in (2, 3):
+        sys.exit("usage: python examples/multiplying.py FOLDER [STEPS]")
     sys.path.insert(0, str(Path(__file__).parent / "verl"))
     import make_tiny  # pyright: ignore[reportMissingImports]
     import torch
@@ -140,6 +140,6 @@ if __name__ == "__main__":
     torch.manual_seed(0)
     folder = Path(sys.argv[1])
     make_tiny.make_model(folder / "model")
-    make_model(folder / "model")
+    make_model(folder / "model", int(sys.argv[2]) if sys.argv[2:] else STEPS)
     trained = make_prompts(folder / "train.parquet", 2048, 1)
     make_prompts(folder / "test.parquet", 256, 2, trained)

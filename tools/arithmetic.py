@@ -100,6 +100,7 @@ def main(*given: str) -> int:
         print(f"{kind}: other results of {', '.join(other)}", flush=True)
         tried += 1
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", os.environ.get("JOBS", "2")]
+        command += ["--dist", "worksteal"]
         codes = [
             subprocess.run([*command, "-m", marks, *tests], cwd=ROOT, env=environment(kind), check=False).returncode
             for tests, marks in runs

@@ -26,16 +26,16 @@ ADVISE = (*ADVISE, "--reward-workers", 0, "--sample-prompts", 16, "--reward", "m
 
 
 @pytest.mark.e2e
-def test_a_profile_that_is_killed_goes_on_by_the_same_command_to_the_same_rollouts(own, script):
+def test_a_profile_that_is_killed_goes_on_by_the_same_command_to_the_same_rollouts(own, script, call):
     (own / "killing.py").write_text(REWARD)
     (own / "kill").touch()
     command = (*ADVISE[:-1], "killing.py:score")
     assert script(*command, "--out", "killed").returncode == -signal.SIGKILL
     begun = (own / "killed" / "rollouts.jsonl").read_bytes()
     for folder in ("killed", "unbroken"):
-        done = script(*command, "--out", folder)
-        assert done.returncode == 0, done.stderr
-        assert "64 rollouts of 16 prompts" in done.stdout
+        code, output = call(*command, "--out", folder)
+        assert code == 0, output
+        assert "64 rollouts of 16 prompts" in output
     whole = (own / "unbroken" / "rollouts.jsonl").read_bytes()
     assert 0 < len(begun) < len(whole)
     assert (own / "killed" / "rollouts.jsonl").read_bytes() == whole

@@ -260,6 +260,7 @@ def test_recipes_are_listed_with_their_parameters(call):
 # compare
 
 
+@pytest.mark.usefixtures("forked_runs")
 def test_compare_shows_what_each_paid(call, tmp_path):
     out = tmp_path / "compared"
     arguments = ("compare", *OWN, *SHORT, "--heldout", "heldout.jsonl", "--reward-workers", 0)
@@ -346,6 +347,7 @@ def test_without_a_budget_a_run_has_one_that_is_said(tmp_path, prompts, rollouts
     )
 
 
+@pytest.mark.usefixtures("forked_runs")
 def test_a_run_that_fails_does_not_hide_what_the_others_paid(call, own, tmp_path):
     (own / "twos.py").write_text("def score(data_source, solution_str, ground_truth, extra_info):\n    return 2.0\n")
     arguments = ("compare", *OWN[:-1], "twos.py:score", *SHORT, "--heldout", "heldout.jsonl", "--reward-workers", 0)

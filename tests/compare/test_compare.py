@@ -76,6 +76,7 @@ def test_runs_in_processes_and_what_they_paid(run_of, task, tmp_path):
     assert newest_line(folder) == json.loads(lines[-2])
 
 
+@pytest.mark.usefixtures("forked_runs")
 def test_a_failing_run_is_named_and_the_others_finish(run_of, tmp_path):
     runs = [run_of(max_rollouts=32), run_of("gropo", label="typo", seed=3), run_of(max_rollouts=32, seed=1)]
     with pytest.raises(RuntimeError, match=r"typo with seed 3 failed: unknown recipe 'gropo'") as caught:
@@ -86,6 +87,7 @@ def test_a_failing_run_is_named_and_the_others_finish(run_of, tmp_path):
     assert [result["seed"] for result in json.loads((tmp_path / "results.json").read_text())] == [0, 1]
 
 
+@pytest.mark.usefixtures("forked_runs")
 def test_warnings_of_the_processes_are_logged_here_once_for_each_recipe(run_of, tmp_path, caplog):
     reward = "rollalloc.rewards.math:compute_score"  # gives 0 for every answer of this task
     wrong = {"reward": reward, "heldout": None, "single_answer": False, "target": None, "max_rollouts": 96}
@@ -137,6 +139,7 @@ def test_the_result_of_a_run_by_hand(run_of):
     assert (untargeted["reached"], untargeted["rollouts_to_target"], untargeted["accuracy"]) == (False, None, None)
 
 
+@pytest.mark.usefixtures("forked_runs")
 def test_a_run_whose_process_dies_costs_no_other_run(run_of, tmp_path):
     """Not even where what it forked lives on, and holds its end of the pipe open."""
     deadly, child = tmp_path / "deadly.py", tmp_path / "child"
@@ -163,6 +166,7 @@ def test_a_run_whose_process_dies_costs_no_other_run(run_of, tmp_path):
         assert read_metrics(tmp_path / "out" / name / "metrics.jsonl")[-1]["kind"] == "end"
 
 
+@pytest.mark.usefixtures("forked_runs")
 def test_a_run_that_was_begun_goes_on_from_its_checkpoint(run_of, tmp_path):
     """What was trained before is not done again: the metrics up to the checkpoint stay as they are, times included."""
     run = run_of(seed=3, checkpoint_every=2)
@@ -179,6 +183,7 @@ def test_a_run_that_was_begun_goes_on_from_its_checkpoint(run_of, tmp_path):
     assert untimed(tmp_path / "unbroken") == untimed(place)
 
 
+@pytest.mark.usefixtures("forked_runs")
 def test_what_was_begun_as_another_run_is_refused_or_overwritten(run_of, tmp_path):
     run = run_of(seed=3, checkpoint_every=1)
     other = replace(run, max_rollouts=32)

@@ -137,6 +137,7 @@ def test_tasks_are_told_apart(tmp_path):
 
 
 @pytest.mark.e2e
+@pytest.mark.usefixtures("forked_runs")
 def test_a_summary_needs_nothing_but_descriptions_and_metrics(run_of, tmp_path):
     runs = [run_of(seed=seed, target=1e-9) for seed in (0, 1)] + [
         run_of("pods", {"groups": 4, "n": 4, "m": 2}, target=1e-9)
