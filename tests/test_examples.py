@@ -70,7 +70,7 @@ def test_every_example_is_run_by_a_test() -> None:
 def test_a_model_learns_to_call_its_tool_with_trl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The commands of docs/agents.md, with a function as the tool and with an environment."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    run("multiplying.py", str(tmp_path), "400")
+    run("multiplying.py", str(tmp_path))
     for how in ([], ["--environment"]):
         line = run("trl_tools.py", str(tmp_path), *how).splitlines()[-1]
         before, after = (float(number) for number in re.findall(r"\d\.\d+", line))
