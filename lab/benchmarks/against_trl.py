@@ -657,9 +657,14 @@ class Key:
         return f"{self.size}_{self.arm}_{self.rate:g}_{self.seed}.json"
 
 
+def arms_with(n: int) -> dict[str, Arm]:
+    """Every arm, by name; `n` is that of the best stock arm, which some arms have."""
+    return {**finals(n), **ablations(n), **others(n), **falls()}
+
+
 def arm_of(key: Key) -> Arm:
-    """The arm of a run; `key.n` is the n of the best stock arm, which some arms have."""
-    return {**finals(key.n), **ablations(key.n), **others(key.n), **falls()}[key.arm]
+    """The arm of a run."""
+    return arms_with(key.n)[key.arm]
 
 
 def small_engine() -> None:
@@ -906,6 +911,27 @@ def fall_keys(size: str) -> Iterator[Key]:
             yield Key(size, arm, RATES_OF_ABLATIONS[1], seed)
 
 
+def chosen_keys(command: str, out: Path, size: str, arms: str) -> list[Key]:
+    """The runs of a command, of these arms only; `arms` is a list with commas, or empty for all.
+
+    Raises:
+        ValueError: runs that must come before are missing, or the command has no such arm.
+    """
+    keys = {
+        "tune": lambda: tuning_keys(out, size),
+        "final": lambda: final_keys(out, size),
+        "seconds": lambda: final_keys(out, size),
+        "ablate": lambda: more_keys(out, size, ablations),
+        "falls": lambda: fall_keys(size),
+        "others": lambda: more_keys(out, size, others),
+    }[command]()
+    made = list(keys)
+    there, wanted = dict.fromkeys(key.arm for key in made), arms.split(",") if arms else []
+    if unknown := [arm for arm in wanted if arm not in there]:
+        raise ValueError(f"{command} at {size} has no arm {unknown[0]!r}; it has {', '.join(there)}")
+    return [key for key in made if not wanted or key.arm in wanted]
+
+
 def carry_out(keys: Iterable[Key], out: Path, tasks: Path, minutes: float, timed: bool = False) -> bool:
     """Carry out runs that are missing, each in a process of its own, and begin none after so many minutes.
 
@@ -994,7 +1020,7 @@ def summary_of(out: Path, size: str) -> dict[str, Any]:
     if not everyone:
         raise ValueError(f"{out} has no runs at {size}")
     runs = by_arm(final_of(everyone, size) or everyone)  # a size may have runs of the tuning only
-    theirs, about = runs.get((name, best[name]), []), {**finals(n), **ablations(n), **others(n), **falls()}
+    theirs, about = runs.get((name, best[name]), []), arms_with(n)
     arms = [row_of(arm, about[arm].about, rate, found, theirs) for (arm, rate), found in sorted(runs.items())]
     tuning = {
         arm: {rate: score[0] for rate, score in rates_of(out, size, arm, SIZES[size].tuning[:1]).items()}
@@ -1129,8 +1155,16 @@ def _interval(one: Interval, form: str) -> str:
 
 
 def pairs(out: Path, size: str) -> list[str]:
-    """A table of a twin's final runs: what each arm paid to both targets, and what others paid over it."""
+    """A table of a twin's final runs: what each arm paid to both targets, and what others paid over it.
+
+    Raises:
+        ValueError: the size is no twin, or none of its final runs is over.
+    """
     runs = by_arm(final_of(over(out, size), size))
+    if SIZES[size].balanced is None or not runs:
+        raise ValueError(
+            f"{out} has no final run of a U-shaped pool at {size}; first: against_trl.py final {size} {out}"
+        )
     names = [
         "rollouts",
         "tokens",
@@ -1246,7 +1280,8 @@ def main() -> None:
     ):
         command = commands.add_parser(name)
         for each in more:
-            command.add_argument(each, type={"rate": float, "seed": int}.get(each, str))
+            allowed = {"size": tuple(SIZES), "arm": tuple(arms_with(8))}.get(each)
+            command.add_argument(each, type={"rate": float, "seed": int}.get(each, str), choices=allowed)
         command.add_argument("out", type=Path)
         command.add_argument(
             "--tasks", type=Path, default=Path("runs/tasks"), help="where the task and models are kept"
@@ -1265,22 +1300,19 @@ def main() -> None:
         report(given.out, given.docs)
         return
     if given.command == "pairs":
-        print(*pairs(given.out, given.size), sep="\n")
+        try:
+            print(*pairs(given.out, given.size), sep="\n")
+        except ValueError as error:
+            parser.error(str(error))
         return
     if given.command == "run":
         key = Key(given.size, given.arm, given.rate, given.seed, given.n)
         run(key, given.out, given.tasks, timed=given.timed, alone=given.alone)
         return
-    keys = {
-        "tune": lambda: tuning_keys(given.out, given.size),
-        "final": lambda: final_keys(given.out, given.size),
-        "seconds": lambda: final_keys(given.out, given.size),
-        "ablate": lambda: more_keys(given.out, given.size, ablations),
-        "falls": lambda: fall_keys(given.size),
-        "others": lambda: more_keys(given.out, given.size, others),
-    }[given.command]()
-    wanted = given.arms.split(",") if given.arms else None
-    chosen = (key for key in keys if wanted is None or key.arm in wanted)
+    try:
+        chosen = chosen_keys(given.command, given.out, given.size, given.arms)
+    except ValueError as error:
+        parser.error(str(error))
     timed = given.command == "seconds"
     out = given.out / "seconds" if timed else given.out
     raise SystemExit(MORE if carry_out(chosen, out, given.tasks, given.minutes, timed) else 0)

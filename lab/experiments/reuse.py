@@ -1,7 +1,7 @@
 """Does replay with a gate save rollouts on every task, where replay without one loses on some?
 
     python lab/experiments/reuse.py tune OUT SIZE ARMS SEED...    # half of each budget; resumable
-    python lab/experiments/reuse.py rank OUT SIZE ARMS SEED...    # mean accuracies of the tuning runs that are over
+    python lab/experiments/reuse.py rank OUT SIZE ARMS SEED...    # mean accuracies of the tuning runs, once all are over
     python lab/experiments/reuse.py run OUT SIZE ARMS [SEED...]   # the final seeds outside, tasks inside; resumable
     python lab/experiments/reuse.py table OUT SIZE ARMS           # of those that are over, the first arm over each
 
@@ -98,6 +98,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -109,7 +110,7 @@ from typing import Any
 
 from rollalloc.compare.summary import Bound, in_words, interval
 from rollalloc.runs.cost import Curve, cost_to_target, curve_of, whole_curve_of
-from rollalloc.runs.reader import read_metrics
+from rollalloc.runs.reader import newest_line, read_metrics
 from rollalloc.tasks.presets import task_files
 from rollalloc_lab.tasks.skills_8m import model_8m
 
@@ -117,16 +118,32 @@ SEEDS = (9741, 9742, 9743, 9744, 9745)
 
 
 def options(arm: str) -> list[str]:
-    """The options of an arm such as `gated3-6e-4`: its kind, its optimizer steps a batch and its rate."""
-    kind, rate = arm.split("-", 1)
-    steps = int(kind[-1])
+    """The options of an arm such as `gated3-6e-4`: its kind, its optimizer steps a batch and its rate.
+
+    Raises:
+        ArgumentTypeError: the name is not of this form.
+    """
+    named = re.fullmatch(r"(plain|replay|gated)([1-9])-(\d+(?:\.\d+)?e-\d+)", arm)
+    if named is None:
+        raise argparse.ArgumentTypeError(
+            f"expected plain, replay or gated, the steps of a batch and the rate, such as gated3-3e-4, got {arm!r}"
+        )
+    kind, steps, rate = named[1], int(named[2]), named[3]
     replayed = ["--set", f"replay={32 * max(1, steps - 1)}"]
     of_kind = {
         "plain": [],
         "replay": replayed,
         "gated": [*replayed, "--set", "replay_moved=0.1", "--set", "replay_pause=4"],
     }
-    return ["--learning-rate", rate, "--optimizer-steps", str(steps), *of_kind[kind[:-1]]]
+    return ["--learning-rate", rate, "--optimizer-steps", str(steps), *of_kind[kind]]
+
+
+def arms_of(names: str) -> list[str]:
+    """The arms in a list with commas. Raises ArgumentTypeError, as `options` does."""
+    arms = names.split(",")
+    for arm in arms:
+        options(arm)
+    return arms
 
 
 @dataclass(frozen=True)
@@ -162,7 +179,8 @@ def place_of(out: Path, task: Task, arm: str, seed: int) -> Path:
 
 def is_over(place: Path) -> bool:
     """Whether the folder has a finished run."""
-    return (place / "metrics.jsonl").is_file() and metrics_in(place)[-1]["kind"] == "end"
+    last = newest_line(place)
+    return last is not None and last["kind"] == "end"
 
 
 def metrics_in(place: Path) -> list[dict[str, Any]]:
@@ -234,7 +252,14 @@ def run(out: Path, size: str, arms: list[str], seeds: Iterable[int], *, tuning: 
 
 
 def rank(out: Path, size: str, arms: list[str], seeds: Sequence[int]) -> None:
-    """Print the mean accuracy of the evaluations after the first, by task and arm, and its mean over tasks."""
+    """Print the mean accuracy of the evaluations after the first, by task and arm, and its mean over tasks.
+
+    Raises:
+        SystemExit: a run is not over; its first evaluations alone would count for less than the others' all.
+    """
+    places = [place_of(out, task, arm, seed) for arm in arms for task in SIZES[size] for seed in seeds]
+    if missing := [str(place) for place in places if not is_over(place)]:
+        raise SystemExit(f"{len(missing)} of {len(places)} runs are not over, such as {missing[0]}; first: tune")
     print("| arm |", " | ".join(task.name for task in SIZES[size]), "| mean |")
     print("|---" * (len(SIZES[size]) + 2) + "|")
     for arm in arms:
@@ -292,12 +317,17 @@ def rows(out: Path, task: Task, arms: list[str]) -> Iterator[str]:
 
 
 def table(out: Path, size: str, arms: list[str]) -> None:
-    """Print the table of the seeds that every arm has."""
+    """Print the table of the seeds that every arm has.
+
+    Raises:
+        SystemExit: there is no such seed of any task.
+    """
+    lines = [line for task in SIZES[size] for line in rows(out, task, arms)]
+    if not lines:
+        raise SystemExit(f"{out} has no seed of {', '.join(map(str, SEEDS))} of which every arm is over; first: run")
     print("| task | arm | reached | rollouts | first arm over this: rollouts | tokens | seconds | at the end | fall |")
     print("|---|---|---|---|---|---|---|---|---|")
-    for task in SIZES[size]:
-        for line in rows(out, task, arms):
-            print(line)
+    print(*lines, sep="\n")
 
 
 def main() -> None:
@@ -306,9 +336,14 @@ def main() -> None:
     parser.add_argument("what", choices=("tune", "rank", "run", "table"))
     parser.add_argument("out", type=Path)
     parser.add_argument("size", choices=tuple(SIZES))
-    parser.add_argument("arms", type=lambda names: names.split(","))
+    parser.add_argument("arms", type=arms_of)
     parser.add_argument("seeds", type=int, nargs="*")
     asked = parser.parse_args()
+    tunes = asked.what in ("tune", "rank")
+    if tunes and (not asked.seeds or set(asked.seeds).intersection(SEEDS)):
+        parser.error(f"{asked.what} needs seeds other than the final ones, {', '.join(map(str, SEEDS))}")
+    if asked.what == "table" and asked.seeds:
+        parser.error("table takes no seeds: it shows each final seed of which every arm is over")
     where = asked.out, asked.size, asked.arms
     if asked.what == "tune":
         run(*where, asked.seeds, tuning=True)

@@ -110,6 +110,23 @@ def test_the_smallest_shape_is_held_against_no_bar(bars: ModuleType) -> None:
 
 
 @pytest.mark.e2e
+def test_a_command_against_trl_that_can_do_nothing_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An arm that is misspelt would otherwise end as a command of which every run is over."""
+    pytest.importorskip("trl")
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    against = module_at(BENCHMARKS / "against_trl.py")
+    one = against.chosen_keys("falls", tmp_path, "0.15m", "foresight-again")
+    assert {(key.arm, key.rate) for key in one} == {("foresight-again", 6e-4)}
+    with pytest.raises(ValueError, match=r"falls at 0\.15m has no arm 'foresihgt'; it has foresight, foresight-again"):
+        against.chosen_keys("falls", tmp_path, "0.15m", "foresight,foresihgt")
+    with pytest.raises(ValueError, match=r"lacks runs of stock-4 at 8m-u; first: .* tune 8m-u"):
+        against.chosen_keys("final", tmp_path, "8m-u", "")
+    for size in ("8m", "8m-u"):
+        with pytest.raises(ValueError, match=f"no final run of a U-shaped pool at {size}"):
+            against.pairs(tmp_path, size)
+
+
+@pytest.mark.e2e
 def test_the_picture_against_trl_leaves_out_arms_of_which_a_run_missed_the_target(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

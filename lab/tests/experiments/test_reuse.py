@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
+from argparse import ArgumentTypeError
 from pathlib import Path
 
 import pytest
@@ -50,8 +52,12 @@ def test_an_arm_names_its_kind_steps_and_rate():
         "replay_pause=4",
     ]
     assert "replay=32" in reuse.options("gated1-6e-4")
-    with pytest.raises(KeyError):
-        reuse.options("gatd3-6e-4")
+
+
+@pytest.mark.parametrize("arm", ["gatd3-6e-4", "gated-3e-4", "plain3", "plain3-", "plain0-3e-4", "plain3-fast", ""])
+def test_a_name_that_is_no_arm_is_refused(arm):
+    with pytest.raises(ArgumentTypeError, match=r"such as gated3-3e-4, got"):
+        reuse.arms_of(f"plain1-6e-4,{arm}")
 
 
 def test_a_fall_is_measured_from_the_level_at_the_target():
@@ -73,6 +79,38 @@ def test_the_table_leaves_out_pairs_in_which_neither_run_reached_the_target(tmp_
     plain, gated = reuse.rows(tmp_path, task, ["plain1-6e-4", "gated3-6e-4"])
     assert "| 1 of 2 | 1,375 2,000 | 1.00" in plain
     assert "| 1 of 2 | 467 2,000 | 2.95" in gated
+
+
+def test_runs_are_ranked_only_if_all_are_over(tmp_path, capsys):
+    for task in reuse.EIGHT_M:
+        write_run(reuse.place_of(tmp_path, task, "plain1-3e-4", 8900), (0.5, 0.6, 0.8), task.every)
+        write_run(reuse.place_of(tmp_path, task, "plain3-3e-4", 8900), (0.5, 0.4), task.every)
+    reuse.rank(tmp_path, "8m", ["plain1-3e-4", "plain3-3e-4"], [8900])
+    assert "| plain1-3e-4 | 0.700 | 0.700 | 0.7000 |" in capsys.readouterr().out
+    half = reuse.place_of(tmp_path, task, "plain3-3e-4", 8900) / "metrics.jsonl"
+    lines = half.read_text().splitlines(keepends=True)
+    for left in (lines[:-1], []):
+        half.write_text("".join(left))
+        with pytest.raises(SystemExit, match=r"1 of 4 runs are not over, such as .*balanced/plain3-3e-4-8900"):
+            reuse.rank(tmp_path, "8m", ["plain1-3e-4", "plain3-3e-4"], [8900])
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["tune", "8m", "plain1-3e-4"], "tune needs seeds other than the final ones"),
+        (["rank", "8m", "plain1-3e-4", "8900", "9741"], "rank needs seeds other than the final ones"),
+        (["table", "8m", "plain1-3e-4", "9741"], "table takes no seeds"),
+        (["table", "8m", "plain1-3e-4"], "has no seed of 9741, .* of which every arm is over"),
+        (["table", "8m", "plain"], "expected plain, replay or gated"),
+    ],
+)
+def test_a_command_that_can_do_nothing_says_why(tmp_path, monkeypatch, capsys, given, said):
+    monkeypatch.setattr(sys, "argv", ["reuse.py", given[0], str(tmp_path), *given[1:]])
+    with pytest.raises(SystemExit) as ended:
+        reuse.main()
+    assert ended.value.code
+    assert re.search(said, f"{capsys.readouterr().err} {ended.value.code}")
 
 
 @pytest.mark.parametrize(
