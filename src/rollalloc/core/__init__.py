@@ -69,6 +69,12 @@ new weights. An asynchronous driver asks again at once.
 
 A batch with fewer groups is made only if nothing runs and no more groups are opened (`Allocator._resolve`).
 
+If the recipe replays, `Updated` keeps rows of the batch in `Run.kept`, and their payload is not released; each batch
+ends with a random part of these. Whether the policy has moved too far away from them depends on log-probabilities,
+which the core does not see. So with a gate, the driver measures it when the batch is out, and tells `Moved`, the only
+event that changes a batch which is out: if the gate is shut, its replayed rows are left out, stay in `Run.kept` as they
+were, and no batch has any before the version `Run.replay_from`.
+
 What one `ask` does
 ===================
 1. Ask the stop rules about the groups that changed (`Flight.touched`).
