@@ -102,13 +102,14 @@ class _Watch:
     def _keep(self, made: Any, *seen: Any) -> None:
         promised = {} if self.promised is None else self.promised.promises(made, *seen)
         for promise, kept in promised.items():
-            expect(9, bool(kept), f"{self.rule!r} does not keep: {promise}; it made {_plain(made)}{_about(seen)}")
+            if not kept:  # only then a text is made of what may be long
+                expect(9, False, f"{self.rule!r} does not keep: {promise}; it made {_plain(made)}{_about(seen)}")
 
-    def _expect_alike(self, made: Any, again: Any, about: str) -> None:
+    def _expect_alike(self, made: Any, again: Any, *seen: Any) -> None:
         if _plain(made) != _plain(again):
             others = ", ".join(name for name in _COLUMNS if name not in (self._reads or ()))
-            raise_of = f"{_plain(made)} or, where {others} differ, {_plain(again)}"
-            expect(9, False, f"{self.rule!r} reads more than its trait `reads` declares: it made {raise_of}{about}")
+            raise_of = f"{_plain(made)} or, where {others} differ, {_plain(again)}{_about(seen)}"
+            expect(9, False, f"{self.rule!r} reads more than its trait `reads` declares: it made {raise_of}")
 
 
 class _Called(_Watch):
@@ -125,7 +126,7 @@ class _Called(_Watch):
         self._keep(made, *said)
         if reads is not None:
             again = self.rule(*(_changed(value, reads) for value in said), *map(np.random.Generator, rng))
-            self._expect_alike(made, again, _about(said))
+            self._expect_alike(made, again, *said)
         return made
 
 
@@ -228,7 +229,7 @@ class WatchedPrompts(_Watch, PromptRule):
         self.rule.observe(memory, group, view)
         if reads is not None:
             self.rule.observe(again, _changed(group, reads), view)
-            self._expect_alike(memory, again, f" of group {group.group}")
+            self._expect_alike(memory, again, group)
 
     def prepare(self, memory: Memory, view: View) -> None:
         self.rule.prepare(memory, view)
