@@ -119,9 +119,10 @@ def gated(run, moved, **parameters):
 
 
 def test_a_gate_that_leaves_every_replayed_row_out_trains_as_without_replay(predicting, tmp_path, caplog):
-    """In metrics to the digit, but for what is measured; and after eight batches, a warning says so."""
+    """With two steps a batch, in metrics to the digit, but for what is measured; after eight batches, a warning says so."""
     (tmp_path / "half.py").write_text(HALF)
     run = predicting(recipe="reinforce", reward=f"{tmp_path / 'half.py'}:compute_score", max_rollouts=96)
+    run = replace(run, optimizer_steps_per_batch=2)
     for name, made in {
         "shut": gated(run, 0.0, replay_pause=0),
         "without": replace(run, parameters={"groups": 8}, learning_rate=3e-3),

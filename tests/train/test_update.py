@@ -201,6 +201,15 @@ def test_the_moved_share_is_that_of_the_replayed_rows_tokens_under_what_is_train
     assert updater.moved(batch, generations) == pytest.approx(sum(moved) / 10)
 
 
+def test_measuring_what_has_moved_calls_nothing_that_an_earlier_update_was_given(updater_of):
+    updater, called = updater_of(), []
+    batch, generations = batch_of([3, 5], [1.0, 1.0], age=1)
+    updater.update(batch, generations, between_passes=lambda: called.append(None))
+    passes_of_update = len(called)
+    updater.moved(Batch(tuple(row._replace(replays=1) for row in batch.rows), batch.version), generations)
+    assert len(called) == passes_of_update > 0
+
+
 def test_measuring_what_has_moved_needs_no_pass_of_the_reference(updater_of):
     updater = updater_of(loss=Loss(kl=0.1))
     batch, generations = batch_of([3, 5], [1.0, 1.0], age=1)

@@ -273,6 +273,7 @@ class Updater:
             batch: a batch with replayed rows.
             generations: generations by rollout id, at least those of the replayed rows.
         """
+        self._between_passes = None  # an earlier update's
         replayed = self._sampled([row for row in batch.rows if row.replays], generations)
         counts = [
             torch.stack([has_moved(now_T - example.behaviour_T).sum(), torch.tensor(len(now_T), device=now_T.device)])
