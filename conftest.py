@@ -12,12 +12,13 @@ import time
 from collections.abc import Callable
 from multiprocessing.util import Finalize
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import settings
 
 TESTS, LAB = Path(__file__).parent / "tests", Path(__file__).parent / "lab" / "tests"
-# Modules that tests share, such as `arithmetic`, `tiers`, `by_hand`, `logged` and `simulated`.
+# Modules that tests share, such as `arithmetic`, `forks`, `tiers`, `by_hand`, `logged` and `simulated`.
 sys.path[:0] = [
     str(TESTS),
     *(str(TESTS / name) for name in ("compare", "waste", "advise", "report")),
@@ -79,25 +80,14 @@ def forked() -> Callable[[Callable[[], object]], int]:
 
 @pytest.fixture
 def forked_generators(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Generators are forked: there in milliseconds, where one that is spawned imports PyTorch and transformers first."""
+    """Generators are forked: there in milliseconds, where one that is spawned imports PyTorch and transformers first.
+
+    What they are sent once they are there is pickled all the same.
+    """
     from rollalloc.generate.stream import process
+    from rollalloc.processes import spawned
 
-    monkeypatch.setattr(process, "Spawned", forked_in_place_of(process.Spawned))
-
-
-@pytest.fixture
-def forked_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The processes of a comparison are forked."""
-    from rollalloc.compare import pool
-
-    monkeypatch.setattr(pool, "Spawned", forked_in_place_of(pool.Spawned))
-
-
-def forked_in_place_of(spawned: type) -> type:
-    """Such a process, but forked. What it is sent once it is there is pickled all the same."""
-    from rollalloc.processes.spawned import _kill
-
-    class Forked(spawned):
+    class Forked(process.Spawned):
         def __init__(self, serve: Callable[..., None], *arguments: object, name: str) -> None:
             context = multiprocessing.get_context("fork")
             self.connection, theirs = context.Pipe()
@@ -106,12 +96,21 @@ def forked_in_place_of(spawned: type) -> type:
                 self.connection.close()  # or it would not hear of its end
                 serve(theirs, *arguments)
 
-            self.process = context.Process(target=served, name=name)
+            self.process = context.Process(target=served, name=name, daemon=True)
             self.process.start()
-            self._kill = Finalize(self, _kill, (self.process,), exitpriority=1)
+            self._kill = Finalize(self, spawned._kill, (self.process,))
             theirs.close()
 
-    return Forked
+    monkeypatch.setattr(process, "Spawned", Forked)
+
+
+@pytest.fixture
+def forked_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processes of a comparison are `forks.FORKS`, whatever else about them is as it is."""
+    from forks import FORKS
+    from rollalloc.processes import spawned
+
+    monkeypatch.setattr(spawned, "multiprocessing", SimpleNamespace(get_context=lambda _: FORKS))
 
 
 @pytest.fixture

@@ -1,12 +1,8 @@
-"""Programs in several processes under gloo, as torchrun starts them, but forks of a process that has imported TRL.
-
-They are there at once, where each process of torchrun first imports PyTorch and TRL: longer than most tests train.
-"""
+"""Programs in several processes under gloo, as torchrun starts them, but `forks.FORKS`."""
 
 from __future__ import annotations
 
 import importlib
-import multiprocessing
 import os
 import sys
 from pathlib import Path
@@ -14,8 +10,8 @@ from typing import Any
 
 from torch.distributed import TCPStore
 
-_SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload(["trl.trainer.grpo_trainer", "datasets", "rollalloc.drivers.trl"])
+from forks import FORKS
+
 _LIMIT_S = 300
 
 
@@ -29,7 +25,7 @@ def exit_codes(out: Path, given: dict[str, Any], program: str = "tiny_trl", proc
     where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": store.port, "TORCHELASTIC_USE_AGENT_STORE": True}
     sizes = {"WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
     started = [
-        _SERVER.Process(
+        FORKS.Process(
             target=_run,
             args=(program, {"out": str(out)} | given, where | sizes | {"RANK": rank, "LOCAL_RANK": rank}),
         )
