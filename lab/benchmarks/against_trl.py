@@ -1145,7 +1145,8 @@ def _cost(costs: Sequence[tuple[float, bool]]) -> str:
 def _ratio(one: Mapping[str, Any] | None) -> str:
     if one is None:
         return "–"
-    return (">" if one["lower_bound"] else "") + _interval(interval(one["values"]), ".2f")
+    # Where a run missed the target, its ratio is a bound, and of bounds there is no interval.
+    return f"> {one['point']:.2f}" if one["lower_bound"] else _interval(interval(one["values"]), ".2f")
 
 
 def _interval(one: Interval, form: str) -> str:

@@ -123,7 +123,7 @@ def sample_served(
 
 
 class _Waves:
-    """Implements `sampling.Waves` with a server's answers: scores and logs them."""
+    """Implements `sampled_profile.Waves` with a server's answers: scores and logs them."""
 
     def __init__(self, given: PromptSet, scorer: Scorer, answers: _Answers, path: Path, cost: _Cost) -> None:
         self.scorer, self.outcomes = scorer, Outcomes()

@@ -67,7 +67,7 @@ def _own_run(options: RunOptions, recipe: str, parameters: Mapping[str, Any], se
     if options.heldout is None and unused:
         raise ValueError(f"{unused}: it has no effect without held-out prompts; give --heldout as well")
     values = config_fields(options)
-    prompts = len(load_unless_loaded(*values["prompts"]))
+    prompts = len(load_unless_loaded(*values["prompts"], keep=True))
     budget = default_budget(prompts) if options.max_rollouts is None else options.max_rollouts
     sizes = sizes_of(recipe, parameters)
     if "groups" in sizes and "groups" not in parameters:  # a batch cannot have more prompts than the files have

@@ -197,24 +197,28 @@ def load_prompts(*paths: str | PathLike[str]) -> PromptSet:
     )
 
 
-def load_unless_loaded(*paths: str | PathLike[str]) -> PromptSet:
-    """`load_prompts`, but the prompts that this process loaded last are returned again while their files are unchanged.
+def load_unless_loaded(*paths: str | PathLike[str], keep: bool = False) -> PromptSet:
+    """`load_prompts`, unless this process has loaded and kept these prompts and their files are unchanged.
 
-    A command counts the prompts for its default budget, and its run then trains on them.
+    A command counts the prompts for its default budget and keeps them, and its run then trains on them.
 
     Args:
         paths: see `load_prompts`.
+        keep: keep the prompts for the next call. Otherwise they are forgotten, so that no two runs share them.
 
     Raises:
         FileNotFoundError, ValueError: see `load_prompts`.
     """
     files = [Path(path) for path in paths]
     seen = [file.stat() for file in files if file.is_file()]
-    return _loaded(tuple(files), tuple((each.st_ino, each.st_size, each.st_mtime_ns) for each in seen))
+    prompts = _kept(tuple(files), tuple((each.st_ino, each.st_size, each.st_mtime_ns) for each in seen))
+    if not keep:
+        _kept.cache_clear()
+    return prompts
 
 
 @lru_cache(maxsize=1)
-def _loaded(files: tuple[Path, ...], _seen: tuple[tuple[int, ...], ...]) -> PromptSet:
+def _kept(files: tuple[Path, ...], _seen: tuple[tuple[int, ...], ...]) -> PromptSet:
     return load_prompts(*files)
 
 
