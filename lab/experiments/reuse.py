@@ -246,6 +246,8 @@ def run(out: Path, size: str, arms: list[str], seeds: Iterable[int], *, tuning: 
                     *resumed,
                 ]
                 app(["train", *asked], standalone_mode=False)
+                if not is_over(place):  # the run was asked to stop, and so is the queue
+                    sys.exit(f"{place} was stopped; the same command resumes it")
 
 
 # ------------------------------------------------------------------------------------------------------------ the tables

@@ -119,3 +119,12 @@ def test_a_command_that_can_do_nothing_says_why(tmp_path, monkeypatch, capsys, g
 )
 def test_a_ratio_is_a_bound_on_the_side_of_the_run_that_missed(reached, bound):
     assert reuse.bound_of([({"reached": a}, {"reached": b}) for a, b in reached]) == bound
+
+
+def test_a_queue_ends_with_the_run_that_was_asked_to_stop(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr("rollalloc.cli.app.app", lambda words, **_: asked.append(words))
+    monkeypatch.setattr("rollalloc.train.train.time", None)  # `run` sets the clock; this puts it back
+    with pytest.raises(SystemExit, match=r"skills-late/plain1-6e-4-1 was stopped; the same command resumes it"):
+        reuse.run(tmp_path, "0.15m", ["plain1-6e-4"], [1])
+    assert len(asked) == 1
