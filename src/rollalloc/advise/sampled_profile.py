@@ -19,7 +19,7 @@ from rollalloc.core.events import NoScores, Order
 from rollalloc.core.recipe import at_least
 from rollalloc.core.seeds import rng
 from rollalloc.data.feature_file import save_features
-from rollalloc.data.prompts import EncodedPrompts, PromptSet, load_prompts
+from rollalloc.data.prompts import EncodedPrompts, PromptSet, load_unless_loaded
 from rollalloc.files.names import FEATURES, PROMPTS, REWARDS, ROLLOUTS
 from rollalloc.files.regular import write_text
 from rollalloc.generate.engine import SyncEngine
@@ -80,7 +80,7 @@ def sample_profile(
             return folder / ROLLOUTS
         usable_device(run.device)
         try_reward(run)
-        prompt_set = load_prompts(*run.prompts)
+        prompt_set = load_unless_loaded(*run.prompts)
         with scorer_of(run) as scorer:
             policy = Policy.load(run.model, device=run.device)
             train = encoded(run, policy, prompt_set)

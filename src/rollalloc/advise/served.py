@@ -34,7 +34,7 @@ from rollalloc.advise.sampled_profile import (
 )
 from rollalloc.core.events import Order
 from rollalloc.data.encoding import template_arguments
-from rollalloc.data.prompts import PromptSet, load_prompts
+from rollalloc.data.prompts import PromptSet, load_unless_loaded
 from rollalloc.files.names import ANSWERS, ROLLOUTS
 from rollalloc.files.regular import append_text
 from rollalloc.generate.openai_server import Answer, Ask, Endpoint, ServedModel, ServerFailed
@@ -87,7 +87,7 @@ def sample_served(
         place.check(described, overwrite=overwrite)
         if not overwrite and place.is_whole(prompts, n):
             return folder / ROLLOUTS
-        given = load_prompts(*run.prompts)
+        given = load_unless_loaded(*run.prompts)
         drawn = drawn_of(seed, prompts, len(given))
         ask = Ask(run.model, run.sampling, template_arguments(run.chat_template_args), skip_refused=run.drop_overlong)
         orders = orders_of(drawn, n)

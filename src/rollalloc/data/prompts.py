@@ -200,7 +200,7 @@ def load_prompts(*paths: str | PathLike[str]) -> PromptSet:
 def load_unless_loaded(*paths: str | PathLike[str], keep: bool = False) -> PromptSet:
     """`load_prompts`, unless this process has loaded and kept these prompts and their files are unchanged.
 
-    A command counts the prompts for its default budget and keeps them, and its run then trains on them.
+    A command counts the prompts for its default budget and keeps them; its run or profile then takes them.
 
     Args:
         paths: see `load_prompts`.

@@ -86,9 +86,10 @@ def check(entries: dict[str, Any], needed: Fields, known: Fields) -> str | None:
     problem: str | None = None
     for name, field in known.items():
         value = entries.get(name)
-        if value is None or not field.holds(value):
-            entries.pop(name, None)
-        if value is not None and name not in entries:
+        if value is not None and field.holds(value):
+            continue
+        entries.pop(name, None)
+        if value is not None:
             problem = problem or f"{name}: expected {field.words}, or no {name}, got {_shown(value)}"
     return problem
 
