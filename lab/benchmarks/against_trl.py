@@ -120,7 +120,7 @@ of its prompts at 8M) and outside the clock.
   is, is told against the joint bar (5 in rollouts, 3 in CPU seconds), as a choice among four.
   Cut at 06:40, when stock, `line` and `foresight` were over on seed 300 and read, for want of time: these three on seeds 301
   to 304 first; replay and `foresight-again` after them, if time is left.
-  Added at 09:30, when these were over and `line-gated` had been read on seeds 300 and 301: the joint bar again, second and
+  Added at 09:18, when these were over and `line-gated` had been read on seeds 300 and 301: the joint bar again, second and
   last attempt. `line-replay` at 3e-4, which the choice between the two arms with replay had left out although its seconds
   on seed 100 were the best, on seeds 300 to 304; `line-gated` on the three that it lacks; `foresight-replay` (foresight with
   replay of 32 rows) at 1.5e-4 and 3e-4 on seed 100, then at the better one on seeds 300 to 304. Stock is tuned further, so

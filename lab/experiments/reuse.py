@@ -81,7 +81,7 @@ it has, and what was to be the second attempt is now the first arm; the second i
 Changed at 06:14, after a look at seed 9743: on walks/mixed `gated3-3e-4` had not come to .70 within three quarters of the
 budget, so that its ratio would have been a bound that flatters it. It goes on to the whole budget there, on every seed.
 
-Larger models, 2026-11-29 at 09:40, in place of what was planned for 8M. Of 8M, five runs of skills/late were over on seed
+Larger models, 2026-11-29 at 09:24, in place of what was planned for 8M. Of 8M, five runs of skills/late were over on seed
 8900, and no other:
 
 - 8M: `plain1` and `plain3` at 1.5e-4 and 3e-4, `gated3` at 1.5e-4 and 3e-4, half of the budget of both tasks, seed 8900, one
