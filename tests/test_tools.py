@@ -153,6 +153,15 @@ def test_every_install_command_that_is_shown_is_one():
         assert tool_.parse(words, python).pythons, place
 
 
+def test_what_python_keeps_beside_an_example_is_no_page(installs, tmp_path):
+    cache = tmp_path / "examples" / "__pycache__" / "loop.cpython-311.pyc"
+    cache.parent.mkdir(parents=True)
+    cache.write_bytes(b"\xa7\r\r\n")
+    example = tmp_path / "examples" / "loop.py"
+    example.write_text("# pip install torch\n")
+    assert installs.pages() == [example]
+
+
 def test_a_constraints_file_pins_a_version_in_each_line(installs, tmp_path):
     (tmp_path / "good.txt").write_text(
         "# Ran on Python 3.11.\n\ntorch==2.11.0  # CUDA\nray[default]==2.60.0; python_version > '3'\n"

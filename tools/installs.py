@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 PYTHONS = tuple(name.rpartition(" ")[2] for name in PROJECT["classifiers"] if ":: Python :: 3." in name)
 PAGES = ("README.md", "CONTRIBUTING.md", "docs/*.md", "recipes/**/*.md", "recipes/**/Containerfile")
-PAGES += ("examples/**/*", "constraints/*.txt")
+PAGES += ("examples/**/*.py", "examples/**/*.sh", "examples/**/*.md", "constraints/*.txt")
 # Environments of the Makefile: `make --dry-run` prints their commands with the variables filled in.
 ENVIRONMENTS = (
     ".venv/ready",
@@ -137,10 +137,14 @@ def _constraints(file: str) -> list[str]:
     return re.findall(r"Python (3\.\d+)", "\n".join(line for line in lines if line.startswith("#")))
 
 
+def pages() -> list[Path]:
+    """What shows install commands, by kinds of file: Python keeps its caches beside the examples."""
+    return sorted(path for pattern in PAGES for path in ROOT.glob(pattern))
+
+
 def shown() -> Iterator[tuple[str, list[str], str]]:
     """Each install command that a page shows: where it stands, its words after `install`, and the Python that it names."""
-    pages = sorted(path for pattern in PAGES for path in ROOT.glob(pattern) if path.is_file())
-    texts = {str(page.relative_to(ROOT)): page.read_text("utf-8") for page in pages}
+    texts = {str(page.relative_to(ROOT)): page.read_text("utf-8") for page in pages()}
     make = ["make", "--dry-run", "--always-make", *ENVIRONMENTS]
     texts["Makefile"] = subprocess.run(make, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for page, text in texts.items():
