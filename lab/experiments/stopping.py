@@ -1,0 +1,283 @@
+"""Does it pay to stop rollouts at a length that few right ones exceed? In tokens and CPU seconds to an accuracy.
+
+    python lab/experiments/stopping.py tune OUT --tasks TASKS [--only walks/long]    # resumable, as the next one is
+    python lab/experiments/stopping.py run OUT --tasks TASKS [--only walks/long]     # the best settings of `tune`
+    python lab/experiments/stopping.py table OUT                                     # of what is over
+
+The plan, written before the runs: a second attempt at stopping rollouts that will fail. The first one stopped them by
+chance and let weighted survivors stand for them; the weights' variance ate the gain. This one has no weights. A rollout is
+stopped at a length, and fails, as one does that reaches the limit; so it is biased against right answers that are longer.
+Nothing is generated in place of what was stopped. Arms, all REINFORCE with 32 rollouts a batch, 0.15M parameters, one
+thread, the synchronous engine, 100 batches, and a limit of 128 tokens:
+
+    whole       no stop
+    fixed-C     each rollout stops at C tokens; C is 16, 32 or 64. The plainest method
+    learned-Q   stops at the Q quantile of the lengths of right rollouts among those of the last four whole batches. Every
+                eighth batch is whole, from the first one on, so that longer answers are still found. Q is .8 or .95
+
+Evaluations (4 samples of 256 held-out prompts, every 640 rollouts) always have the limit of 128, so that an arm has no
+profit from answers that would be wrong without a stop, and is charged for those that it forgot to end.
+
+- Tuning, seed 9650: each arm at 6e-4 and 1.2e-3, whole also at 3e-4. Whole with its best mean accuracy over evaluations,
+  weighed by nothing, fixes its rate; the target is what that run has reached by three quarters of its tokens, rounded down
+  to .01. Of fixed and of learned the setting that reaches the target with the fewest tokens is taken, for each task.
+- Final, seeds 9651 to 9655: whole, the best fixed, the best learned. Tokens and CPU seconds (without evaluations) to the
+  target, by a straight line between evaluations, whole over the arm, paired by seed; the accuracy at the end.
+- Seen before this plan: three runs of 20 batches with seed 1, to see whether the script works (whole .380 after 25,588
+  tokens, fixed-32 .397 after 13,481, learned-0.95 .395 after 13,851).
+- The bar: at least 1.4 times fewer tokens than whole, at a final accuracy that is not lower (the mean of the differences,
+  paired by seed), on walks/long and walks/brief. There is no third task with long answers here without a pretrained model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from math import ceil
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from rollalloc import recipes
+from rollalloc.compare.summary import interval
+from rollalloc.core.events import Order
+from rollalloc.generate.outcomes import RolloutResult
+from rollalloc.rewards.function import Scored
+from rollalloc.train.loading import one_thread
+from selection import Point, shown
+from streaming import Line, Task
+
+TASKS = ("walks/long", "walks/brief")
+BATCHES, GROUPS, TUNING, SEEDS = 100, 32, 9650, range(9651, 9656)
+FIXED, LEARNED = ("fixed-16", "fixed-32", "fixed-64"), ("learned-0.8", "learned-0.95")
+RATES = (6e-4, 1.2e-3)
+WHOLE_EVERY, REMEMBERED = 8, 4  # batches
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run; `stopped` is the share of its rollouts that reached their limit, `limits` the limit of each batch."""
+
+    task: str
+    arm: str
+    rate: float
+    seed: int
+    stopped: float
+    limits: tuple[int, ...]
+    points: tuple[Point, ...]
+
+
+class Limit:
+    """Gives an engine the limit of its next batch: an arm's."""
+
+    def __init__(self, arm: str, engine: Any) -> None:
+        self.kind, _, number = arm.partition("-")
+        self.number = float(number or 0)
+        self.engine, self.whole = engine, engine.sampling
+        self.limits: list[int] = []
+        self.truncated, self.ended = 0, 0
+        self.lengths: deque[list[int]] = deque(maxlen=REMEMBERED)  # of right rollouts, for each whole batch
+        submit, poll = engine.submit, engine.poll
+
+        def limited(orders: Sequence[Order]) -> None:
+            if orders:
+                assert sum(len(order.rollouts) for order in orders) == GROUPS
+                self.limits.append(self.next())
+                engine.sampling = replace(self.whole, max_new_tokens=self.limits[-1])
+            submit(orders)
+
+        def counted(*, wait: bool = True) -> list[RolloutResult]:
+            results = poll(wait=wait)
+            self.ended += len(results)
+            self.truncated += sum(result.truncated for result in results)
+            if results and self.limits[-1] == self.whole.max_new_tokens:
+                self.lengths.append(
+                    [
+                        result.tokens
+                        for result in results
+                        if isinstance(result.outcome, Scored) and result.outcome.reward == 1
+                    ]
+                )
+            return results
+
+        engine.submit, engine.poll = limited, counted
+
+    def next(self) -> int:
+        """The limit of the next batch."""
+        most = self.whole.max_new_tokens
+        if self.kind == "fixed":
+            return int(self.number)
+        lengths = [length for batch in self.lengths for length in batch]
+        if self.kind == "whole" or len(self.limits) % WHOLE_EVERY == 0 or not lengths:
+            return most
+        return min(most, ceil(float(np.quantile(lengths, self.number))))
+
+
+def trained(task: Task, arm: str, rate: float, seed: int) -> Cell:
+    """Train one arm from the initial model."""
+    points: list[Point] = []
+    spent, batches, seconds, began = 0.0, 0, 0.0, time.process_time()
+
+    def listen(said: dict[str, Any]) -> None:
+        nonlocal batches, seconds
+        if said["kind"] == "batch":
+            batches, seconds = batches + 1, time.process_time() - began - spent
+        elif said["kind"] == "eval":
+            breadth = said["breadth"]
+            cost = batches, seconds, said["rollouts_paid"], said["tokens_paid"]
+            points.append(Point(*cost, said["accuracy"], breadth["pass_at_k"], breadth["entropy"], breadth["tokens"]))
+
+    line = Line(recipes.reinforce(GROUPS), settings={"learning_rate": rate})
+    trainer = task.trainer(line, seed, listen, max_batches=BATCHES, eval_every=640, eval_samples=4)
+    limit = Limit(arm, trainer.engine)
+    evaluate = trainer.evaluate
+
+    def aside() -> Any:
+        nonlocal spent
+        start = time.process_time()
+        found = evaluate()
+        spent += time.process_time() - start
+        return found
+
+    trainer.evaluate = aside
+    trainer.run()
+    return Cell(task.name, arm, rate, seed, limit.truncated / limit.ended, tuple(limit.limits), tuple(points))
+
+
+def known(out: Path) -> list[Cell]:
+    """The runs that are over."""
+    told = [json.loads(text) for file in sorted(out.glob("cells-*.jsonl")) for text in file.read_text().splitlines()]
+    return [Cell(**{**each, "points": tuple(Point(**point) for point in each["points"])}) for each in told]
+
+
+def make(out: Path, task: Task, asked: Sequence[tuple[str, float, int]]) -> None:
+    """Train what is not over yet."""
+    out.mkdir(parents=True, exist_ok=True)
+    for arm, rate, seed in asked:
+        if any((each.task, each.arm, each.rate, each.seed) == (task.name, arm, rate, seed) for each in known(out)):
+            continue
+        cell = trained(task, arm, rate, seed)
+        with (out / f"cells-{task.name.replace('/', '-')}.jsonl").open("a") as file:
+            file.write(json.dumps(asdict(cell)) + "\n")
+        end = cell.points[-1]
+        print(
+            f"{task.name}: {arm}, {rate:g}, {seed}: {end.accuracy:.3f}, {end.tokens:,} tokens, {end.seconds:.0f} s",
+            flush=True,
+        )
+
+
+def tuning() -> list[tuple[str, float, int]]:
+    """The tuning runs of a task."""
+    return [("whole", 3e-4, TUNING), *((arm, rate, TUNING) for rate in RATES for arm in ("whole", *FIXED, *LEARNED))]
+
+
+def cost(cell: Cell, target: float, of: str) -> float | None:
+    """Tokens or seconds until the accuracy is at the target; None if it never is."""
+    for before, after in pairwise(cell.points):
+        if after.accuracy >= target:
+            share = (target - before.accuracy) / (after.accuracy - before.accuracy)
+            return getattr(before, of) + max(share, 0.0) * (getattr(after, of) - getattr(before, of))
+    return None
+
+
+def chosen(cells: Sequence[Cell], task: str) -> tuple[float, list[tuple[str, float]]]:
+    """The target of a task, and the arms of its final runs with their rates: whole, fixed, learned.
+
+    Raises:
+        ValueError: a tuning run is not over.
+    """
+    made = {(each.arm, each.rate): each for each in cells if each.task == task and each.seed == TUNING}
+    if missing := [(arm, rate) for arm, rate, _ in tuning() if (arm, rate) not in made]:
+        raise ValueError(f"{task}: first `tune`; not over: {missing}")
+    base = max(
+        (each for each in made.values() if each.arm == "whole"),
+        key=lambda each: fmean(point.accuracy for point in each.points[1:]),
+    )
+    reached = max(point.accuracy for point in base.points if point.tokens <= 0.75 * base.points[-1].tokens)
+    target = int(reached * 100) / 100
+    best = [base]
+    for kind in (FIXED, LEARNED):
+        arms = [each for each in made.values() if each.arm in kind]
+        best.append(min(arms, key=lambda each: cost(each, target, "tokens") or float("inf")))
+    return target, [(each.arm, each.rate) for each in best]
+
+
+def table(out: Path) -> Iterator[str]:
+    """Markdown: the tuning runs and the final ones of each task. Ratios: whole's cost over an arm's, paired by seed."""
+    cells = known(out)
+    for task in TASKS:
+        target, arms = chosen(cells, task)
+        yield ""
+        yield f"| {task}, to {target:.2f}, seed {TUNING} | rate | tokens / 1000 | CPU seconds | end | stopped | limits |"
+        yield "|---" * 7 + "|"
+        for cell in sorted(cells, key=lambda each: (each.arm, each.rate)):
+            if (cell.task, cell.seed) == (task, TUNING):
+                tokens, seconds = (cost(cell, target, of) for of in ("tokens", "seconds"))
+                columns = (f"{cell.rate:g}", many([tokens], 1000), many([seconds]), f"{cell.points[-1].accuracy:.3f}")
+                limited = [limit for at, limit in enumerate(cell.limits) if at % WHOLE_EVERY]
+                limits = f"{limited[0]} to {limited[-1]}"
+                yield f"| {' | '.join((cell.arm, *columns, f'{cell.stopped:.0%}', limits))} |"
+        yield ""
+        yield (
+            f"| {task}, to {target:.2f} | rate | tokens / 1000 | times fewer tokens | times fewer CPU seconds | end "
+            "| end, less whole's | tokens of an answer at the end |"
+        )
+        yield "|---" * 8 + "|"
+        by = {(each.arm, each.rate, each.seed): each for each in cells if each.task == task}
+        for arm, rate in arms:
+            seeds = [seed for seed in SEEDS if (arm, rate, seed) in by and (*arms[0], seed) in by]
+            if seeds:
+                yield row(arm, rate, target, [(by[arm, rate, seed], by[*arms[0], seed]) for seed in seeds])
+
+
+def many(costs: Sequence[float | None], unit: float = 1) -> str:
+    """Costs in a cell of a table."""
+    return " ".join("never" if each is None else f"{each / unit:.0f}" for each in costs)
+
+
+def row(arm: str, rate: float, target: float, pairs: Sequence[tuple[Cell, Cell]]) -> str:
+    """A line of the table. A run that never is at the target counts as all that it cost, so its ratio is a bound."""
+    ratios = {"tokens": "", "seconds": ""}
+    for of in ratios:
+        ours, theirs = zip(*((cost(cell, target, of), cost(base, target, of)) for cell, base in pairs), strict=True)
+        found, least, most = list[float](), False, False
+        for mine, his, (cell, base) in zip(ours, theirs, pairs, strict=True):
+            most, least = most or mine is None, least or his is None
+            found.append((his or getattr(base.points[-1], of)) / (mine or getattr(cell.points[-1], of)))
+        ratios[of] = ("> " if least else "") + ("< " if most else "") + shown(interval(found), ".2f")
+    return (
+        f"| {arm} | {rate:g} | {many([cost(cell, target, 'tokens') for cell, _ in pairs], 1000)} | {ratios['tokens']} "
+        f"| {ratios['seconds']} | {' '.join(f'{cell.points[-1].accuracy:.3f}' for cell, _ in pairs)} "
+        f"| {fmean(cell.points[-1].accuracy - base.points[-1].accuracy for cell, base in pairs):+.3f} "
+        f"| {fmean(cell.points[-1].length for cell, _ in pairs):.0f} |"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=("tune", "run", "table"))
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--tasks", type=Path, default=Path("runs/tasks"))
+    parser.add_argument("--only", choices=TASKS)
+    given = parser.parse_args()
+    if given.command == "table":
+        print("\n".join(table(given.out)))
+        return
+    one_thread()
+    for name in TASKS if given.only is None else (given.only,):
+        asked = tuning()
+        if given.command == "run":
+            arms = chosen(known(given.out), name)[1]
+            asked = [(arm, rate, seed) for seed in SEEDS for arm, rate in arms]
+        make(given.out, Task(given.tasks, name), asked)
+
+
+if __name__ == "__main__":
+    main()
