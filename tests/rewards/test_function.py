@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rollalloc.rewards.function import Sample, Scored, Unscored, load_reward, score_sample, to_outcome
+from rollalloc.rewards.function import Sample, Scored, Unscored, load_reward, score_sample, summed, to_outcome
 
 SAMPLES = Path(__file__).with_name("reward_samples.py")
 
@@ -166,3 +166,14 @@ def test_what_a_function_forks_is_no_second_caller(ends, code):
 
     assert call(forks) == Scored(1.0, 1.0)  # once: the child would go on with this test, and with those after it
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == code
+
+
+@pytest.mark.parametrize("parts", [(0.1, 0.2), (0.3,), (0.1, 0.1, 0.1), (0.7, -0.4)])
+def test_a_reward_is_the_same_however_its_parts_add_up(parts):
+    assert summed(parts) == 0.3
+
+
+def test_a_sum_of_parts_keeps_small_differences_and_what_is_not_finite():
+    assert summed([1.0, 1e-8]) > 1
+    assert math.isnan(summed([1.0, math.nan]))
+    assert summed([1.0, math.inf]) == math.inf

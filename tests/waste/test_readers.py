@@ -108,6 +108,13 @@ def test_trl_leading_columns_are_added_and_a_reward_that_contradicts_the_advanta
     assert any("do not follow" in line for line in log.notes) == contradicted
 
 
+@pytest.mark.parametrize("kind", [pyarrow.float32(), pyarrow.float64()])
+def test_trl_sums_that_differ_only_by_rounding_are_equal_rewards(tmp_path, kind):
+    columns = {"a": [0.1, 0.3, 0.2], "b": [0.2, 0.1, 0.3], "c": [0.3, 0.2, 0.1]}
+    table(tmp_path / "c.parquet", prompt=list("aaa"), **{name: pyarrow.array(of, kind) for name, of in columns.items()})
+    assert not read_log(tmp_path).groups.mixed_V.any()
+
+
 def test_trl_a_batch_logged_twice_counts_once(tmp_path):
     for step, completion in ((1, "x"), (2, "x"), (3, "z")):
         table(
@@ -521,6 +528,13 @@ def test_prime_rl_says_which_rewards_count_and_takes_those_that_are_named(tmp_pa
         "1 traces repeat the id of another and were left out",
     ]
     assert rewards(read_log(path, options=Options(reward="short"))) == [[0.5]]
+
+
+def test_prime_rl_sums_that_differ_only_by_rounding_are_equal_rewards(tmp_path):
+    trace = {"group_id": "g", "task": {"data": {}, "key": "k"}}
+    made = [{"a": 0.1, "b": 0.2, "c": 0.3}, {"a": 0.3, "b": 0.2, "c": 0.1}]
+    path = lines(tmp_path / "traces.jsonl", [trace | {"id": f"t{at}", "rewards": of} for at, of in enumerate(made)])
+    assert not read_log(path).groups.mixed_V.any()
 
 
 # ours

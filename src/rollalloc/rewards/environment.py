@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from rollalloc.files.text import error_text
+from rollalloc.rewards.function import summed
 
 # Imported here and not in the reward function, so that the time limit of a sample does not include importing.
 try:
@@ -136,7 +137,7 @@ async def compute_score(
         return None
     parts = {name: reward.score for name, reward in trace.rewards.items() if reward is not None}
     parts |= {name: value for name, value in trace.metrics.items() if value is not None}
-    return {**{f"of_{name}": float(value) for name, value in parts.items()}, "score": float(trace.reward)}
+    return {**{f"of_{name}": float(value) for name, value in parts.items()}, "score": summed([trace.reward])}
 
 
 @lru_cache(4096)

@@ -8,7 +8,7 @@ import importlib.util
 import inspect
 import os
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from numbers import Real
@@ -63,6 +63,18 @@ class Scored:
 
     reward: float
     metric: float
+
+
+def summed(parts: Iterable[float], decimals: int = 9) -> float:
+    """Add the parts of a reward and round the sum, so that 0.1 + 0.2 equals 0.3.
+
+    Otherwise equal rewards would differ by rounding, and a group without a learning signal would count as having one.
+
+    Args:
+        parts: the parts, each with its weight.
+        decimals: number of decimals that are kept.
+    """
+    return round(sum(parts), decimals)
 
 
 @dataclass(frozen=True, slots=True)

@@ -246,6 +246,24 @@ def test_unscored_rollouts_are_booked_as_failed_and_selection_uses_the_named_fun
     assert accounts["zero_variance"] > 0  # `style` differs within every group; by `correct` some are equal
 
 
+def test_groups_of_equal_sums_teach_nothing_however_the_sums_are_made_up(tmp_path):
+    """As rewards are floats, 0.1 + 0.2 + 0.3 and 0.3 + 0.2 + 0.1 differ, and dynamic sampling would keep such groups."""
+
+    def of(name: str, *scores: float) -> Any:
+        def reward(completions: list[str], **_: Any) -> list[float]:
+            return [scores[at % 3] for at in range(len(completions))]
+
+        reward.__name__ = name
+        return reward
+
+    parts = [of("a", 0.1, 0.3, 0.2), of("b", 0.2, 0.1, 0.3), of("c", 0.3, 0.2, 0.1)]
+    trainer = tiny_trl.trainer(tmp_path, "dapo", reward=parts, max_steps=2)
+    trainer.train()
+    assert "barren" in str(trainer.allocation.finished)
+    accounts = trainer.allocation.allocator.accounts()
+    assert accounts["zero_variance"] == sum(accounts.values()) > 0
+
+
 @pytest.mark.parametrize("scored", [16, 0])
 def test_a_run_whose_rewards_all_fail_does_not_pass_for_one_that_ended(tmp_path, scored):
     calls = 0

@@ -18,7 +18,7 @@ from rollalloc.drivers.tinker.service import REASON_LENGTH, RequestFailed, Sampl
 from rollalloc.drivers.tinker.trajectories import NOTHING, Piece, Trajectory
 from rollalloc.files.text import error_text
 from rollalloc.models.settings import Sampling
-from rollalloc.rewards.function import Outcome, Scored, Unscored
+from rollalloc.rewards.function import Outcome, Scored, Unscored, summed
 from rollalloc.rewards.scorers import Scorer
 from rollalloc.train.store import digest, sha
 
@@ -345,7 +345,7 @@ class Environments:
             metrics |= transition.metrics
         metrics |= group_metrics
         try:
-            reward = float(sum(transition.reward for transition in turns.transitions) + of_group)
+            reward = summed([*(float(transition.reward) for transition in turns.transitions), float(of_group)])
             metric = reward if self.metric is None else float(metrics[self.metric])
         except KeyError:
             return Unscored(f"the environment has no metric {self.metric!r}; it has {sorted(map(str, metrics))[:5]}")

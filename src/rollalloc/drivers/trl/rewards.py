@@ -20,7 +20,7 @@ import torch
 
 from rollalloc.core.events import LARGEST
 from rollalloc.models.likelihood import evaluating
-from rollalloc.rewards.function import Outcome, Scored, Unscored
+from rollalloc.rewards.function import Outcome, Scored, Unscored, summed
 
 log = logging.getLogger(__name__)
 
@@ -160,9 +160,11 @@ class RewardFunctions:
         return Scores(scores_BF, columns, dict(figures))
 
     def reward(self, scores_F: Sequence[Score]) -> Score:
-        """The weighted sum of the scores that are not None; None if all are None."""
+        """The weighted sum of the scores that are not None, rounded if there are several functions; None if all are None."""
         there = [weight * score for weight, score in zip(self.weights, scores_F, strict=True) if score is not None]
-        return sum(there) if there else None
+        if not there:
+            return None
+        return there[0] if len(self.names) == 1 else summed(there)
 
     def outcome(self, scores_F: Sequence[Score]) -> Outcome:
         """Reward and metric of a completion, or `Unscored` if either is missing."""

@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rollalloc.files.text import visible
+from rollalloc.rewards.function import summed
 from rollalloc.runs.own import OwnRun, own_run
 from rollalloc.runs.trl_log import ROLLOUT
 from rollalloc.waste.groups import Gathering, Log, key_of
@@ -47,6 +48,7 @@ _OWN = ("step", "prompt", "completion", "advantage", ROLLOUT)  # TRL's fixed col
 _ROWS = 4096  # number of rows per block
 _STATE = "trainer_state.json"
 _REWARDS_DIFFER, _ADVANTAGES_DIFFER = 1e-6, 1e-3  # smaller differences within a group are only rounding
+_DECIMALS = 6  # of a sum of rewards: TRL's scores are float32 numbers
 # Minimum correlation of advantage and reward within a group. (TRL's advantages are a linear function of the reward.)
 _PROPORTIONAL = 0.999
 
@@ -86,7 +88,9 @@ class _Reward(NamedTuple):
         present = [
             score * weight for score, weight in zip(scores, self.weights, strict=True) if weight and not isnan(score)
         ]
-        return sum(present) if present else np.nan
+        if not present:
+            return np.nan
+        return present[0] if len(self.columns) == 1 else summed(present, _DECIMALS)
 
     def __str__(self) -> str:
         """The sum in words, e.g. right + 0.2 × short."""
