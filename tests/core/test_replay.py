@@ -168,6 +168,23 @@ def test_a_gate_resumes_in_the_midst_of_a_pause():
     assert json.dumps(copy.state_dict()) == json.dumps(whole.state_dict())
 
 
+@pytest.mark.parametrize("gate", [None, Gate(most=0.25, pause=1), Gate(most=0.5, pause=2)], ids=repr)
+def test_a_pause_ends_with_the_gate_that_began_it(gate):
+    """Under another budget it is the same gate, which still pauses."""
+    whole = Allocator(GATED, PromptTable(KEYS), 0)
+    for moved in (0, 1):
+        gated_batch(whole, moved)
+    other = copy_of(whole, replaying(gate=gate), accept_recipe=True)
+    if gate is None:
+        other.tell([Done(r, 1, 1, 1, other.version) for o in other.ask().generate for r in o.rollouts])
+        again = [row for row in other.ask().batch.rows if row.replays]
+    else:
+        _, again = gated_batch(other, 0)
+    assert len(again) == 4
+    longer = copy_of(whole, replace(GATED, budget=Budget(run_rollouts=100)), accept_recipe=True)
+    assert [len(gated_batch(longer, 0)[1]) for _ in range(3)] == [0, 0, 8]
+
+
 @given(st.lists(st.floats(0, 1), max_size=12), st.floats(0, 1), st.integers(0, 4))
 def test_rows_are_replayed_where_they_have_not_moved_and_no_pause_is_on(shares, most, pause):
     """As counted by hand: a batch asks the gate unless one of the last `pause` was left out."""

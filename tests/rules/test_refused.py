@@ -125,6 +125,7 @@ WRONG = [
     (Gate, r"most must be a share of tokens in \[0, 1\]", each("most", -0.1, 1.1, NAN)),
     (partial(Gate, most=0.5), "pause must be a whole number of at least 0", each("pause", -1, 0.5)),
     (recipes.grpo, r"replay_moved must be a share of tokens in \[0, 1\], or None", each("replay_moved", -0.1, 1.1, NAN)),
+    (recipes.reinforce, "replay_moved=0.1 needs replay, the number of rows", each("replay_moved", 0.1)),
     (recipes.reinforce, "replay_pause must be a whole number of at least 0", each("replay_pause", -1)),
     (recipes.cgrpo, "at least two numbers of rollouts, so that", each("sizes_S", (2,))),
     (recipes.cgrpo, "sizes_S must be increasing", each("sizes_S", (4, 4))),

@@ -138,6 +138,8 @@ def _load_books(run: Run, state: dict[str, Any], source_N: NDArray[np.int64] | N
     """Load everything except the groups in flight."""
     for name in _COUNTS:
         setattr(run, name, natural(state[name], name))
+    if _gate(state["recipe"]) != _gate(run.recipe.description):
+        run.shut = run.replay_from = 0  # a gate's pause ends with the gate; another gate is asked at once
     run.kl_sum = float(number(state["kl_sum"], "kl_sum", "0 or more and finite", lambda value: 0 <= value < inf))
     run.cancel, run.release = naturals(state["cancel"], "cancel"), naturals(state["release"], "release")
     if not isinstance(state["finished"], str | None):
@@ -157,6 +159,11 @@ def _load_books(run: Run, state: dict[str, Any], source_N: NDArray[np.int64] | N
         run.recipe.prompts.check(run.memory, run.table)
     with reading("size_memory"):
         _load_size_memory(run, unpack_tree(state["size_memory"]), source_N, state["recipe"]["stages"])
+
+
+def _gate(recipe: Mapping[str, Any]) -> Any:
+    """The gate of a described recipe's replay; None without replay or gate."""
+    return None if recipe["replay"] is None else recipe["replay"]["gate"]
 
 
 def _load_memory(run: Run, saved: dict[str, Any], source_N: NDArray[np.int64] | None, rule: Any) -> None:
