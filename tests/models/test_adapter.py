@@ -7,6 +7,7 @@ import warnings
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from peft import AutoPeftModelForCausalLM, LoraConfig, get_peft_model
@@ -14,15 +15,19 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from arithmetic import assert_same_gradients, gradients_of, tokens_by_key
 from rollalloc import recipes
+from rollalloc.core.events import Batch, Row
 from rollalloc.generate import engine
 from rollalloc.generate.outcomes import tell
+from rollalloc.generate.sampler import Generation
 from rollalloc.models.likelihood import cache_argument, completion_logprobs, recomputing
 from rollalloc.models.policy import Adapter, Behaviour, Policy, digest_of, plain_weights
 from rollalloc.models.settings import Lora, Loss, Sampling
 from rollalloc.tasks.tiny import PAD_ID
 from rollalloc.train import evaluation
+from rollalloc.train.config import Config
 from rollalloc.train.evaluation import HeldOut
-from tiny_policy import resumed_is_unbroken
+from rollalloc.train.update import Updater
+from tiny_policy import lines_of, resumed_is_unbroken
 
 IDS = torch.tensor([[3, 4, 5, 6, 2], [7, 8, 2, 9, 10]])
 HALF = ["bfloat16", "float16"]
@@ -220,6 +225,38 @@ def test_a_run_does_not_go_on_upon_another_base(run_of, policy_of, tmp_path):
     run_of(tmp_path / "a").run()
     with pytest.raises(ValueError, match="frozen"):
         run_of(tmp_path / "a", policy=policy_of(seed=2)).resume()
+
+
+# Changes of log-probabilities, far from the limits log 0.8 and log 1.28 at which a token has moved; two of six have.
+CHANGES = (0.0, 0.4, -0.1, -0.5, 0.1, 0.05)
+
+
+def test_the_moved_share_under_adapters_is_that_of_the_merged_weights(policy_of, prompts_of):
+    """The rows are made so that it is 1/3 by hand under the merged weights, which a plain model has."""
+    adapted, plain, prompts = trained_adapters(policy_of(), 0.5), policy_of(), prompts_of(4).tokens
+    plain.model.load_state_dict(dict(plain_weights(adapted.model)))
+    tokens = [(3, 4, 5), (6, 7, 2)]
+    with torch.no_grad():
+        now_BT, _ = completion_logprobs(plain.model, prompts[:2], tokens, pad_id=PAD_ID, temperature=1.0)
+    sampled_BT = now_BT.numpy() - np.array(CHANGES, np.float32).reshape(2, 3)
+    generations = {at: Generation(at, tokens[at], sampled_BT[at], truncated=False) for at in range(2)}
+    batch = Batch(tuple(Row(at, at, at, 1.0, 1.0, 4, replays=1) for at in range(2)), 5)
+    config = Config(sampling=Sampling(3), learning_rate=1e-3, averaging=0)
+    shares = [Updater(policy, prompts, config).moved(batch, generations) for policy in (adapted, plain, policy_of())]
+    assert shares[:2] == pytest.approx([1 / 3, 1 / 3])
+    assert shares[2] != shares[0], "the weights without the adapters would not show it"
+
+
+@pytest.mark.parametrize(("most", "steps"), [(0.0, 1), (1.0, 2)], ids=["shut", "open, two steps"])
+def test_a_run_with_adapters_behind_a_gate_resumes_as_if_unbroken(run_of, tmp_path, most, steps):
+    """Rows are kept across the resume: at bound 0 they wait for the end of a pause, at bound 1 all are trained on."""
+    recipe = recipes.reinforce(8, replay=4, replay_moved=most, replay_pause=1)
+    unbroken, _ = resumed_is_unbroken(run_of, tmp_path, 4, recipe=recipe, optimizer_steps_per_batch=steps)
+    batches = [line for line in lines_of(tmp_path / "unbroken") if line["kind"] == "batch"]
+    assert [line["moved"] is None for line in batches] == [True, False, most == 0, False, most == 0]
+    assert all(line["moved"] for line in batches[3:] if line["moved"] is not None)
+    core = unbroken.allocator
+    assert (core.replayed > 0, core.left_out > 0) == (most == 1, most == 0)
 
 
 # Half precision

@@ -15,6 +15,7 @@ import pytest
 import tiny_trl
 import torch
 from datasets import Dataset
+from peft import LoraConfig
 from tiny_trl import DISTINCT
 from transformers import trainer as trainer_module
 from trl import GRPOTrainer
@@ -232,6 +233,30 @@ def test_predictions_and_replay_are_resumed(name, tmp_path):
         assert json.loads((tmp_path / "parts/checkpoint-7/rollalloc/checkpoints/7/state.json").read_text())["rollouts"]
     core = whole.allocation.allocator
     assert (core.replayed if recipe.gate is None else core.left_out) > 0 or recipe.replay is None
+
+
+@pytest.mark.parametrize(
+    ("most", "given"),
+    [
+        (0.0, {}),
+        (1.0, {"num_iterations": 2}),
+        (1.0, {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4}),
+    ],
+    ids=["shut", "open, two passes", "open, accumulated"],
+)
+def test_a_run_with_adapters_behind_a_gate_is_resumed(most, given, tmp_path):
+    """At bound 0 the rows wait for the end of a pause, at bound 1 they are trained on. The dropout is the same, too."""
+    recipe = recipes.reinforce(groups=16, neg=0.5, replay=8, replay_moved=most, replay_pause=1)
+    adapter = LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM", lora_dropout=0.1)
+    usual = given | {"more": {"peft_config": adapter}, "num_generations": 2}
+    each = given.get("num_iterations", 1)
+    whole = tiny_trl.trainer(tmp_path / "whole", recipe, max_steps=8 * each, **usual)
+    whole.train()
+    resumed = stopped_and_resumed(tmp_path / "parts", recipe, stop=4 * each, steps=8 * each, **usual)
+    assert_same_run(whole, resumed)
+    core = whole.allocation.allocator
+    assert core.state_dict() == resumed.allocation.allocator.state_dict()
+    assert (core.left_out > 0, core.replayed > 0) == (most == 0, most == 1)
 
 
 def test_a_run_that_began_with_features_is_not_resumed_without(tmp_path):

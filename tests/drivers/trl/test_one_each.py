@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import logging
 import re
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,9 @@ from rollalloc.data.feature_blocks import own_features
 from rollalloc.data.feature_file import write_features
 from rollalloc.drivers.trl.allocation import Allocation
 from rollalloc.drivers.trl.dataset import keyed
+from rollalloc.drivers.trl.movement import moved_share
+from rollalloc.drivers.trl.rollout import Rollout
+from rollalloc.generate.sampler import Generation
 
 
 def test_replayed_rows_are_counted_and_released_at_the_end(tmp_path):
@@ -50,6 +54,33 @@ def test_rows_that_a_gate_leaves_out_are_not_trained_on(tmp_path):
     assert lines[-1]["rollalloc/left_out"] == runs["gated"].allocation.allocator.left_out >= 2
     gated, without = (run.model.state_dict() for run in runs.values())
     assert all(torch.equal(gated[name], without[name]) for name in without)
+
+
+def test_the_moved_share_under_adapters_is_that_of_the_merged_weights(tmp_path):
+    """By hand it is 1/3 under the merged weights. The adapters' dropout is off, although the model is in training mode."""
+    adapter = LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM", lora_dropout=0.5)
+    trainer = tiny_trl.trainer(tmp_path, "reinforce_gated", more={"peft_config": adapter})
+    trainer.model.train()
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for name, parameter in trainer.model.named_parameters():
+            if ".lora_" in name:
+                parameter.copy_(0.5 * torch.randn(parameter.shape, generator=generator))
+    pairs = [((3, 4), (3, 4, 5)), ((5, 6), (6, 7, 2))]
+    merged = tiny_trl.tiny_model().eval()
+    merged.load_state_dict(deepcopy(trainer.model).merge_and_unload().state_dict())
+    changes = [[0.0, 0.4, -0.1], [-0.5, 0.1, 0.05]]  # far from log 0.8 and log 1.28, where a token has moved
+    rollouts = []
+    for at, (prompt, tokens) in enumerate(pairs):
+        with torch.no_grad():
+            logits_TV = merged(torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1 : -1]
+        now_T = (logits_TV / trainer.temperature).log_softmax(dim=-1)[range(len(tokens)), tokens]
+        made = Generation(at, tokens, now_T.numpy() - np.array(changes[at], np.float32), truncated=False)
+        rollouts.append(Rollout(prompt=at, prompt_tokens=prompt, made=made))
+    assert moved_share(trainer._generator, rollouts) == pytest.approx(1 / 3)
+    with trainer.model.disable_adapter():
+        assert moved_share(trainer._generator, rollouts) != pytest.approx(1 / 3)
+    assert trainer.model.training
 
 
 def test_a_recipe_that_forgets_by_divergence_is_told_the_divergence_of_each_update(monkeypatch, tmp_path):
