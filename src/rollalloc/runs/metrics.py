@@ -301,6 +301,13 @@ TABLE: Mapping[str, tuple[Metric, ...]] = {
     ),
     "A step of TRL": (
         Metric("generated", "rollouts", "rollouts generated since the last batch", ("TRL",)),
+        Metric(
+            "masked",
+            "rows",
+            "with `mask_truncated_completions`: rows of the batch that reached the length limit, so that the loss leaves "
+            "them out",
+            ("TRL",),
+        ),
         Metric("stopped", "rollouts", "generated rollouts that the recipe stopped", ("TRL",)),
         Metric("failed", "rollouts", "generated rollouts without a score", ("TRL",)),
         Metric("entropy", "nats per token", "mean of −log π over all sampled tokens", ("TRL",)),

@@ -26,9 +26,10 @@ from rollalloc.drivers.trl.tensors import training_inputs
 from rollalloc.models.settings import Sampling
 from rollalloc.rewards.scorers import InlineScorer
 from rollalloc.runs.metrics import undeclared
+from rollalloc.tasks.tiny import EOS_ID
 from rollalloc.train.config import Config
 from rollalloc.train.train import Trainer
-from tiny_policy import MODELS, make_policy
+from tiny_policy import MODELS, make_policy, tiny_model
 
 
 def by_trl(out: Any, recipe: Recipe | str, **given: Any) -> tuple[GRPOTrainer, Gradients]:
@@ -221,6 +222,25 @@ def test_rows_without_advantage_are_not_read_and_change_nothing(changes, left_ou
     assert all_of_them == 4 * 16
     assert read < 0.8 * all_of_them if left_out else read == all_of_them
     assert_same_gradients(gradients, of_all)
+
+
+@pytest.mark.parametrize("masks", [True, False])
+def test_a_batch_of_which_the_loss_leaves_every_row_out_as_truncated_is_warned_of_once(masks, tmp_path, caplog):
+    """The rewards of truncated rollouts differ, so that dynamic sampling keeps their groups, but they teach nothing."""
+
+    def many(completions: list[str], **_: Any) -> list[float]:
+        return [float(len(text)) for text in completions]
+
+    model = tiny_model()
+    model.lm_head.bias = torch.nn.Parameter(torch.zeros(model.config.vocab_size))
+    model.lm_head.bias.data[EOS_ID] = -1e4  # no completion ends
+    trainer = tiny_trl.trainer(tmp_path, "dapo", reward=many, model=model, mask_truncated_completions=masks, max_steps=2)
+    trainer.train()
+    log = [line for line in trainer.state.log_history if "loss" in line]
+    assert [line["completions/clipped_ratio"] for line in log] == [1, 1]
+    assert [line.get("rollalloc/masked") for line in log] == [16 if masks else None] * 2
+    assert all((line["grad_norm"] == 0) == masks for line in log)
+    assert caplog.text.count("this step teaches nothing") == masks
 
 
 @pytest.mark.parametrize("use_sampler", [False, True])

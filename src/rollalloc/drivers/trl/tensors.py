@@ -68,14 +68,14 @@ def training_inputs(
     prompt_BP, prompt_mask_BP = widened(trainer, padded(prompts, pad_id, side="left", device=device), side="left")
     completion_BT, mask_BT = widened(trainer, padded(completions, pad_id, side="right", device=device), side="right")
     for at, rollout in enumerate(filled):
-        if at >= len(kept) or not _counts(trainer, rollout):
+        if at >= len(kept) or not counts(trainer, rollout):
             # TRL's own way to leave a row out. Its tokens are still in the tensors.
             mask_BT[at] = False
     # The loss will divide by the rows in the tensors (`whole` on all processes together). It should divide by the
     # rows of the batch, because rows with advantage 0 count in the mean.
     share = whole / len(batch.rows) if needed and trainer.loss_type in _MEANS_OVER_ROWS else 1.0
     # Over the whole batch, not over this process's rows: every process divides by the same number.
-    tokens = sum(rollout.length for rollout in rollouts if _counts(trainer, rollout))
+    tokens = sum(rollout.length for rollout in rollouts if counts(trainer, rollout))
     advantages = [row.advantage * row.weight * share for row in rows] + [0.0] * padding
     inputs = {
         "prompt_ids": prompt_BP,
@@ -107,7 +107,8 @@ def needs_every_row(trainer: Any) -> bool:
     )
 
 
-def _counts(trainer: Any, rollout: Rollout) -> bool:
+def counts(trainer: Any, rollout: Rollout) -> bool:
+    """Whether the loss has the rollout's tokens. With `mask_truncated_completions`, it leaves truncated ones out."""
     return not (trainer.mask_truncated_completions and rollout.made.truncated)
 
 

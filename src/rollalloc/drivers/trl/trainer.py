@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from math import isnan, nan
 from pathlib import Path
@@ -39,10 +40,12 @@ from rollalloc.drivers.trl.loss_check import LossCheck, arguments_of
 from rollalloc.drivers.trl.movement import Movement
 from rollalloc.drivers.trl.rewards import RewardFunctions
 from rollalloc.drivers.trl.rollout import Rollout, decode, encode, parses
-from rollalloc.drivers.trl.tensors import training_inputs
+from rollalloc.drivers.trl.tensors import counts, training_inputs
 from rollalloc.drivers.trl.unsloth import check_patch, is_unsloths, laid_out, padded_by
 from rollalloc.named import parameters_of, refuse_unknown
 from rollalloc.runs.trl_log import ROLLOUT
+
+log = logging.getLogger(__name__)
 
 
 class AllocatedGRPOTrainer(GRPOTrainer):
@@ -118,7 +121,7 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         checks.check_model(given.get("model"), given.get("args") or GRPOConfig, given.get("peft_config"))
         if given.get("train_dataset") is not None:
             checks.check_indexed(given["train_dataset"])
-        self.skip_special_tokens, self._prompts_checked = skip_special_tokens, False
+        self.skip_special_tokens, self._prompts_checked, self._said_masked = skip_special_tokens, False, False
         super().__init__(*positional, **named)
         checks.warn_if_newer()
         checks.check_kernel(self)
@@ -253,6 +256,7 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         rollouts = allocation.rollouts_of(batch.rows) if batch else []
         self._count(batch)
         if batch:
+            self._count_masked(batch, rollouts)
             self._show(batch, rollouts)
         return training_inputs(self, self._generator, batch, rollouts)
 
@@ -307,6 +311,27 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         for name, value in running_totals(self.allocation).items():
             metrics[name] = [value]  # TRL logs the mean of this list, so the list contains only the last total
         metrics["num_tokens"] = [self.state.num_input_tokens_seen]
+
+    def _count_masked(self, batch: Batch, rollouts: Sequence[Rollout]) -> None:
+        """Log how many rows the loss leaves out as truncated, and warn of the first batch that teaches nothing by this."""
+        if not self.mask_truncated_completions:
+            return
+        teaches = [
+            counts(self, rollout)
+            for row, rollout in zip(batch.rows, rollouts, strict=True)
+            if row.advantage * row.weight
+        ]
+        self._metrics["train"]["rollalloc/masked"].append(sum(not counts(self, each) for each in rollouts))
+        if teaches and not any(teaches) and not self._said_masked and self.accelerator.is_main_process:
+            self._said_masked = True
+            log.warning(
+                "all %d rows of a batch that have an advantage reached max_completion_length=%s, and "
+                "mask_truncated_completions=True leaves such rows out of the loss, so this step teaches nothing. The recipe "
+                "still counts them as trained, and chooses prompts by their rewards. Raise max_completion_length; "
+                "rollalloc/masked counts such rows. This is said once",
+                len(teaches),
+                self.args.max_completion_length,
+            )
 
     def _show(self, batch: Batch, rollouts: Sequence[Rollout]) -> None:
         """Add the trained rollouts to TRL's table of completions, each with the ids of its group and of itself."""
