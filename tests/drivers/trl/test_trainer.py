@@ -234,7 +234,9 @@ def test_a_batch_of_which_the_loss_leaves_every_row_out_as_truncated_is_warned_o
     model = tiny_model()
     model.lm_head.bias = torch.nn.Parameter(torch.zeros(model.config.vocab_size))
     model.lm_head.bias.data[EOS_ID] = -1e4  # no completion ends
-    trainer = tiny_trl.trainer(tmp_path, "dapo", reward=many, model=model, mask_truncated_completions=masks, max_steps=2)
+    trainer = tiny_trl.trainer(
+        tmp_path, "dapo", reward=many, model=model, mask_truncated_completions=masks, max_steps=2
+    )
     trainer.train()
     log = [line for line in trainer.state.log_history if "loss" in line]
     assert [line["completions/clipped_ratio"] for line in log] == [1, 1]

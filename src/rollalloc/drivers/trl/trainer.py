@@ -330,7 +330,7 @@ class AllocatedGRPOTrainer(GRPOTrainer):
                 "still counts them as trained, and chooses prompts by their rewards. Raise max_completion_length; "
                 "rollalloc/masked counts such rows. This is said once",
                 len(teaches),
-                self.args.max_completion_length,
+                self.max_completion_length,
             )
 
     def _show(self, batch: Batch, rollouts: Sequence[Rollout]) -> None:
