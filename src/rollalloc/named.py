@@ -367,7 +367,7 @@ def near(word: str, known: Iterable[str]) -> str:
 
 
 def name_of(description: Any) -> str | None:
-    """The key of `RECIPES` whose recipe has the same rules as a described recipe. Their numbers may differ.
+    """The key of `RECIPES` whose recipe has the same rules as a described recipe. Numbers, replay and `retire` may differ.
 
     Args:
         description: `Recipe.description`, for example from a saved state. None: it is not known.
@@ -377,7 +377,7 @@ def name_of(description: Any) -> str | None:
     """
     if description is None:
         return None
-    rules = _rules_in({**description, "retire": None})  # every recipe takes it
+    rules = _rules_in({**description, "retire": None, "replay": None})  # parameters that are off by default
     return next((name for name in RECIPES if _rules_in(make_recipe(name, {}).description) == rules), None)
 
 

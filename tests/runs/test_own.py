@@ -51,6 +51,12 @@ def test_a_recipe_s_name_is_found_by_its_rules(name):
     assert (name_of(recipe.description), name_of(under_trl.description)) == (known, known)
 
 
+@pytest.mark.parametrize("name", ["grpo", "reinforce", "foresight"])
+def test_a_recipe_with_replay_has_the_name_of_the_recipe(name):
+    for given in ({}, {"replay_moved": 0.1}):
+        assert name_of(make_recipe(name, {"replay": 8, **given}).description) == name
+
+
 def test_a_recipe_of_one_s_own_has_no_name():
     pods, dapo = recipes.pods(groups=4, n=8, m=4), recipes.dapo(groups=4, n=8)
     assert name_of(pods.replace(prompts=dapo.prompts, rows=dapo.rows).description) is None

@@ -87,7 +87,9 @@ def replayed(rows: int, staleness: int, moved: float | None, pause: int) -> Repl
     if moved is not None and not 0 <= moved <= 1:
         raise ValueError(f"replay_moved must be a share of tokens in [0, 1], or None for no gate, got {moved!r}")
     if moved is not None and not rows:
-        raise ValueError(f"replay_moved={moved} needs replay, the number of rows to train on again in a batch, such as 64")
+        raise ValueError(
+            f"replay_moved={moved} needs replay, the number of rows to train on again in a batch, such as 64"
+        )
     gate = None if moved is None else Gate(most=moved, pause=pause)
     return Replay(rows=rows, max_staleness=staleness, gate=gate) if rows else None
 

@@ -25,6 +25,7 @@ from rollalloc.drivers.trl.dataset import keyed
 from rollalloc.drivers.trl.movement import moved_share
 from rollalloc.drivers.trl.rollout import Rollout
 from rollalloc.generate.sampler import Generation
+from rollalloc.runs.trl_log import ROLLOUT
 
 
 def test_replayed_rows_are_counted_and_released_at_the_end(tmp_path):
@@ -38,6 +39,24 @@ def test_replayed_rows_are_counted_and_released_at_the_end(tmp_path):
     held = trainer.allocation.rollouts
     assert len(held) < 16 * 4  # of three batches at most
     assert min(held) >= 16 * 8
+
+
+def test_trls_table_of_completions_has_all_rows_of_the_last_batch_and_replayed_ones_too(tmp_path):
+    """TRL keeps as many as its generation batch has, 16; of more rows it would lose new ones, which come first."""
+    trainer, tables = tiny_trl.trainer(tmp_path, "foresight_replay", max_steps=6), []
+
+    class Watch(TrainerCallback):
+        def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if "rollalloc/rows" in state.log_history[-1]:
+                logs = trainer._logs
+                columns = [logs["prompt"], logs["completion"], logs["advantages"], *logs["rewards"].values()]
+                assert {len(column) for column in columns} == {state.log_history[-1]["rollalloc/rows"]}
+                tables.append([int(named.split("/")[1]) for named in logs["extra"][ROLLOUT]])
+
+    trainer.add_callback(Watch())
+    trainer.train()
+    assert [sorted(rollouts)[-16:] for rollouts in tables] == [list(range(at, at + 16)) for at in range(0, 96, 16)]
+    assert max(map(len, tables)) > 16
 
 
 def test_rows_that_a_gate_leaves_out_are_not_trained_on(tmp_path):

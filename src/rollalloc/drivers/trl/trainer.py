@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Mapping, Sequence
 from math import isnan, nan
 from pathlib import Path
@@ -334,18 +335,19 @@ class AllocatedGRPOTrainer(GRPOTrainer):
             )
 
     def _show(self, batch: Batch, rollouts: Sequence[Rollout]) -> None:
-        """Add the trained rollouts to TRL's table of completions, each with the ids of its group and of itself."""
-        logs = self._logs
-        shown = len(logs["prompt"])
-        logs["prompt"].extend(each.texts[0] for each in rollouts)
-        logs["completion"].extend(each.texts[1] for each in rollouts)
-        logs["advantages"].extend(row.advantage for row in batch.rows)
+        """Make the trained rollouts TRL's table of completions, each with the ids of its group and of itself.
+
+        TRL's table holds the last rows, as many as a generation batch has; a batch with replayed rows has more.
+        """
+        logs: Any = self._logs
+        most = max(len(rollouts), self.args.generation_batch_size)
+        logs["prompt"] = deque((each.texts[0] for each in rollouts), most)
+        logs["completion"] = deque((each.texts[1] for each in rollouts), most)
+        logs["advantages"] = deque((row.advantage for row in batch.rows), most)
         for at, name in enumerate(self.reward_func_names):
             scores = [each.scores_F[at] for each in rollouts]
-            logs["rewards"][name].extend(nan if score is None else score for score in scores)  # NaN for None, as in TRL
+            logs["rewards"][name] = deque((nan if score is None else score for score in scores), most)  # NaN, as in TRL
         named = [f"{row.group}/{row.rollout}" for row in batch.rows]
         logged = [each.logged | {ROLLOUT: name} for each, name in zip(rollouts, named, strict=True)]
         for column in sorted({*logs["extra"], *(column for each in logged for column in each)}):
-            if column not in logs["extra"]:
-                logs["extra"][column].extend([None] * shown)
-            logs["extra"][column].extend(each.get(column) for each in logged)
+            logs["extra"][column] = deque((each.get(column) for each in logged), most)
