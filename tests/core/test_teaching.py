@@ -61,6 +61,7 @@ def test_lone_rollouts_cause_a_warning_only_at_a_success_rate_near_0_or_1():
         (recipes.grpo(1, 4), [-1, -1, -1, -1], {"all_wrong": 4}),
         (recipes.grpo(1, 4), [0, 0, None, None], {"all_wrong": 2}),
         (recipes.dapo(1, 2, gen_groups=2, max_candidates=2), [1, 1], {"all_right": 2}),
+        (recipes.dapo(1, 2, gen_groups=2, max_candidates=2), [0.3, 0.1 + 0.2], {"all_alike": 2}),  # rounding
         (recipes.dapo(1, 2, gen_groups=1), [0.5, 0.65], {"mixed": 2}),
         (recipes.raft(1), [1], {"right": 1}),
         (recipes.raft(1), [0], {"wrong": 1}),

@@ -32,6 +32,9 @@ MIXED, EQUAL = Verdict(Act.TRAIN), Verdict(Act.DROP, "zero_variance")
         (Complete(NOW), GroupView.of([1]), Verdict(Act.TRAIN, until=NOW)),
         (NonzeroVariance(), GroupView.of([1, 0]), MIXED),
         (NonzeroVariance(), GroupView.of([0.1] * 8), EQUAL),
+        (NonzeroVariance(), GroupView.of([0.3, 0.1 + 0.2]), EQUAL),  # they differ by rounding
+        (NonzeroVariance(), GroupView.of([0.3, 0.3 + 1e-8]), MIXED),
+        (NonzeroVariance(early=True), GroupView.of([0.3, 0.1 + 0.2], running=1), None),
         (NonzeroVariance(), GroupView.of([1]), EQUAL),
         (NonzeroVariance(), GroupView.of([1, 0], running=1), None),
         (NonzeroVariance(early=True), GroupView.of([1, 0], running=1), MIXED),

@@ -27,6 +27,7 @@ from rollalloc.recipes.dapo import dapo
 from rollalloc.recipes.grpo import batches_ahead, shape
 from rollalloc.recipes.shapes import sized
 from rollalloc.rules import advantages
+from rollalloc.rules.judges import mixed
 
 
 @sized(shape)
@@ -172,7 +173,7 @@ class Selective(PromptRule):
         self._count_from(memory, view)
         run_N, prompt, metrics_G = memory["run_N"], group.prompt, group.metrics_G
         run = int(run_N[prompt])
-        if (metrics_G != metrics_G[0]).any():
+        if mixed(group):
             run, fate = 0, "mixed"
         elif metrics_G[0] > 0.5:
             run, fate = min(max(run, 0) + 1, _LONGEST_RUN), "solved"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
+
 from rollalloc.core.group import GroupView
 from rollalloc.core.prompts import NEXT_EPOCH, Until
 from rollalloc.core.rule import Act, JudgeRule, JudgeTraits, Verdict, View
@@ -14,8 +16,8 @@ TINY = 1e-9  # tolerance for rounding: 1 - 0.9 is a little less than 0.1
 
 
 def mixed(group: GroupView) -> bool:
-    """Whether the metrics of the group differ."""
-    return group.metrics_G.size > 0 and bool((group.metrics_G != group.metrics_G[0]).any())
+    """Whether the metrics of the group differ by more than rounding, so that 0.1 + 0.2 equals 0.3. `waste` counts so, too."""
+    return group.metrics_G.size > 0 and bool(np.ptp(group.metrics_G) > TINY)
 
 
 @lru_cache(64)
@@ -70,7 +72,8 @@ class NonzeroVariance(JudgeRule):
         return None if group.unfinished else Verdict(Act.DROP, "zero_variance", self.until)
 
     def promises(self, verdict: Verdict | None, group: GroupView, view: View) -> dict[str, bool]:
-        differ, ended = len(set(group.metrics_G.tolist())) > 1, not group.unfinished
+        metrics, ended = group.metrics_G.tolist(), not group.unfinished
+        differ = bool(metrics) and max(metrics) - min(metrics) > TINY
         return {
             "a group goes on only if its metrics differ": verdict is None or verdict.act is Act.DROP or differ,
             "a group is dropped only if all its rollouts have ended and its metrics are equal": (

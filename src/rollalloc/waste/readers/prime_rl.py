@@ -13,7 +13,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from rollalloc.rewards.function import summed
 from rollalloc.waste.groups import Gathering, Log, key_of
 from rollalloc.waste.readers.shared import (
     Fields,
@@ -268,7 +267,7 @@ def _reward(rewards: Fields, log: Log, where: str) -> float | None:
             score, weight = number(reward, log, where, label), 1.0
         if score is not None:
             known.append(score * (weight or 0.0))
-    return number(summed(known), log, where, "sum of rewards") if known else None
+    return number(sum(known), log, where, "sum of rewards") if known else None
 
 
 def _choose(files: Sequence[Path]) -> list[Path]:
