@@ -48,7 +48,7 @@ def ratio(found: Mapping[str, Any]) -> str:
     return f"{found['point']:.2f} [{found['low']:.2f}–{found['high']:.2f}]"
 
 
-def over_line(size: str, name: str, cost: str) -> dict[str, float]:
+def over_line(size: str, name: str, cost: str) -> dict[str, Any]:
     """What REINFORCE under TRL needed, divided by what an arm needed, paired by seed."""
     line, other = ({seed: value for seed, (value, _) in zip(of["seeds"], of["costs"][cost], strict=True)}
                    for of in (arm(size, "line"), arm(size, name)))  # fmt: skip
