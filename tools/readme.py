@@ -50,8 +50,10 @@ def ratio(found: Mapping[str, Any]) -> str:
 
 def over_line(size: str, name: str, cost: str) -> dict[str, Any]:
     """What REINFORCE under TRL needed, divided by what an arm needed, paired by seed."""
-    line, other = ({seed: value for seed, (value, _) in zip(of["seeds"], of["costs"][cost], strict=True)}
-                   for of in (arm(size, "line"), arm(size, name)))  # fmt: skip
+    arms = arm(size, "line"), arm(size, name)
+    line, other = (
+        {seed: value for seed, (value, _) in zip(of["seeds"], of["costs"][cost], strict=True)} for of in arms
+    )
     found = interval([line[seed] / other[seed] for seed in line if seed in other])
     return {"point": found.point, "low": found.low, "high": found.high}
 

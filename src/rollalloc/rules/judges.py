@@ -16,7 +16,7 @@ TINY = 1e-9  # tolerance for rounding: 1 - 0.9 is a little less than 0.1
 
 
 def mixed(group: GroupView) -> bool:
-    """Whether the metrics of the group differ by more than rounding, so that 0.1 + 0.2 equals 0.3. `waste` counts so, too."""
+    """Whether the metrics of the group differ by more than rounding: 0.1 + 0.2 equals 0.3. `waste` counts alike."""
     return group.metrics_G.size > 0 and bool(np.ptp(group.metrics_G) > TINY)
 
 
