@@ -42,9 +42,9 @@ DIFFERENT_ANSWERS = (
 )
 PREDICTION = (
     "Measured, and not always a gain, so compare it with REINFORCE: on pools of hopeless and solved prompts, REINFORCE "
-    "needed 0.85 [0.56–1.06] times foresight's rollouts at 0.15M and 1.50 [0.66–1.94] times at 8M (lab/docs/foresight.md). It "
-    "needed 1.37 [1.26–1.51] times as many on skills/late and 1.10 [0.96–1.36] times on skills/mixed, but 1.05 [0.97–1.15] "
-    "and 0.90 [0.80–1.11] times the tokens, so foresight saved none (0.15M, lab/docs/leaderboard.md)."
+    "needed 0.85 [0.56–1.06] times foresight's rollouts at 0.15M and 1.50 [0.66–1.94] times at 8M (lab/docs/foresight.md). "
+    "It needed 1.37 [1.26–1.51] times as many on skills/late and 1.10 [0.96–1.36] times on skills/mixed, but 1.05 "
+    "[0.97–1.15] and 0.90 [0.80–1.11] times the tokens, so foresight saved none (0.15M, lab/docs/leaderboard.md)."
 )
 RAFT_IS_LEVEL = (
     "RAFT, which trains only on right rollouts, is an alternative. REINFORCE's rollouts divided by RAFT's were "
