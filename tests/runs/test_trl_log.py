@@ -64,7 +64,8 @@ def test_a_run_of_trl_s_own_trainer_is_read_over_optimizer_steps(tmp_path):
     assert run.curve.accuracy == (0.375,)
     assert run.last["seconds"] == 2
     assert run.why == "TRL: all of 4 steps are done"
-    assert "TRL's own trainer does not log rollouts" in caveats([run])[0]
+    assert run.last["tokens_paid"] == 0  # its own `num_tokens` counts prompts, too
+    assert "TRL's own trainer logs neither rollouts" in caveats([run])[0]
     assert story([run], run.label)[0] == "grpo made 4 optimizer steps"
 
 
@@ -105,7 +106,8 @@ def test_the_page_has_what_the_log_has_and_keeps_units_apart(tmp_path):
     assert [[run.label for run in section.runs] for section in made] == [["ours"], ["stock"]]
     charts = [{chart.title for chart in section.charts} for section in made]
     assert {"Where every rollout went", "Training"} <= charts[0]
-    assert {"Training", "Length of rollouts"} <= charts[1]
+    assert {"Training", "Length of rollouts", "Accuracy against what was paid"} <= charts[1]
+    assert "Accuracy against tokens" not in charts[1]
 
 
 def test_a_run_that_was_resumed_from_an_earlier_step_is_what_it_became(tmp_path):
@@ -131,8 +133,8 @@ def test_of_a_state_that_is_broken_off_the_one_before_is_shown_and_it_is_said(tm
 
 
 def test_a_long_log_is_kept_in_as_many_lines_as_the_views_can_show(tmp_path):
-    history = [{"step": step, "reward": 0.5, "num_tokens": float(step)} for step in range(1, 100_001)]
+    history = [{"step": step, "reward": 0.5} for step in range(1, 100_001)]
     run = read_run(trl(tmp_path, history, step=100_000, of=100_000))
-    assert (run.paid, run.last["tokens_paid"], run.ended) == (100_000, 100_000, True)
+    assert (run.paid, run.ended) == (100_000, True)
     assert len(run.metrics) <= 2 * 1024 + 2
     assert run.batches[0]["version"] == 1

@@ -69,8 +69,8 @@ def test_a_run_of_verl_s_own_trainer_is_read_over_training_steps(tmp_path):
     last = run.batches[-1]
     assert last | {"loss": -0.02, "grad_norm": 1.5, "mean_lengths": [3.0, 34.0, 64.0]} == last
     assert (run.curve.rollouts, run.curve.accuracy) == ((0, 4), (0.125, 0.25))
-    assert (last["seconds"], last["tokens_paid"]) == (4 * 10, 4000)
-    assert "training steps are shown instead of rollouts" in caveats([run])[0]
+    assert (last["seconds"], last["tokens_paid"]) == (4 * 10, 0)  # verl's own count has prompts, too
+    assert "so training steps are shown instead" in caveats([run])[0]
     assert f"accuracy is {GSM8K}" in caveats([run])[0]
     assert story([run], run.label)[0] == "grpo has so far made 4 training steps"
 
@@ -106,7 +106,7 @@ def test_a_resumed_log_says_what_it_lacks_and_forgets_what_was_rolled_back(tmp_p
     assert "the log lacks steps before step 3" in caveats([run])[0]
     first = [BEFORE, *(step_of(step, accuracy=0.9) for step in (1, 2, 3, 4))]
     both = read_run(verl(tmp_path / "both.jsonl", [*first, *anew, step_of(5)]))
-    assert ([line["version"] for line in both.batches], both.last["tokens_paid"]) == ([1, 2, 3, 4, 5], 5000)
+    assert [line["version"] for line in both.batches] == [1, 2, 3, 4, 5]
     assert (both.last["seconds"], both.curve.rollouts) == (50, (0, 1, 2, 4))
     assert both.curve.accuracy == (0.125, 0.9, 0.2, 0.25)
     assert "2 steps were rolled back by a resume" in caveats([both])[0]

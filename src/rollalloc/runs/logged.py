@@ -80,7 +80,7 @@ class LoggedSteps:
         newest = self._batches[-1] if self._batches else _NOTHING_PAID
         return {name: newest[name] for name in _NOTHING_PAID}
 
-    def train(self, step: int, logged: Mapping[str, Any], figures: Line, seconds: float, tokens: float | None) -> None:
+    def train(self, step: int, logged: Mapping[str, Any], figures: Line, seconds: float) -> None:
         """Add a training step. A second entry for the same step is merged into the first.
 
         Args:
@@ -88,14 +88,13 @@ class LoggedSteps:
             logged: all logged metrics by key; our metrics are read from them.
             figures: the framework's metrics of the step.
             seconds: time since the previous entry.
-            tokens: number of tokens paid so far, as the framework counts them. None: unknown.
         """
         self.begin(step)
         is_again = bool(self._batches) and self._batches[-1]["version"] == step
         line = self._batches.pop() if is_again else {}
         before = self.paid
         rollouts = number(logged.get(ROLLOUTS)) if self.counts_rollouts else step
-        tokens = tokens if (ours := number(logged.get(TOKENS))) is None else ours
+        tokens = number(logged.get(TOKENS))  # the frameworks' own counts include prompts, so they are not read
         totals: Line = {
             "rollouts_paid": int(before["rollouts_paid"] if rollouts is None else rollouts),
             "tokens_paid": int(before["tokens_paid"] if tokens is None else tokens),

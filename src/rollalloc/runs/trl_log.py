@@ -118,7 +118,9 @@ def _note(name: str, is_ours: bool, evaluated: bool) -> str:
     """A note that says how the metrics differ from those of rollalloc's own trainer."""
     remarks = [f"the figures are from {name}, and TRL writes this file with each checkpoint"]
     remarks += (
-        [] if is_ours else ["TRL's own trainer does not log rollouts, so optimizer steps are shown instead of rollouts"]
+        []
+        if is_ours
+        else ["TRL's own trainer logs neither rollouts, so optimizer steps are shown instead, nor the tokens generated"]
     )
     remarks += ["accuracy is TRL's eval_reward, the mean reward of the evaluation set"] if evaluated else []
     return "; ".join(remarks)
@@ -138,5 +140,5 @@ def _steps(history: list[dict[str, Any]], is_ours: bool) -> LoggedSteps:
             taken = int(at) - steps.paid["version"]
             seconds = max(taken, 0) * (number(entry.get("step_time")) or 0.0)
             figures = figures_in(entry, _NAMES) | lengths_in(entry, _LENGTHS)
-            steps.train(int(at), entry, figures, seconds, None if is_ours else number(entry.get("num_tokens")))
+            steps.train(int(at), entry, figures, seconds)
     return steps

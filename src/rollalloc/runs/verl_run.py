@@ -33,7 +33,6 @@ _NAMES = {  # verl's key for each name in a line of `metrics.jsonl`
     "entropy": "actor/entropy",
 }
 _LENGTHS = tuple(f"response_length/{name}" for name in ("min", "mean", "max"))
-_TOKENS = "perf/total_num_tokens"  # tokens of the prompts and responses of a step
 _ACCURACY = re.compile(r"val-core/.+/mean@\d+")
 
 
@@ -121,7 +120,7 @@ def costs_known(run: RecordedRun) -> Curve:
     if run.unit == _OUR_UNIT:
         return curve
     unknown = (nan,) * len(curve.accuracy)
-    return replace(curve, rollouts=unknown, tokens=unknown)  # verl's own count includes prompts
+    return replace(curve, rollouts=unknown, tokens=unknown)
 
 
 def _first_missing(entries: Sequence[tuple[int, Mapping[str, Any]]]) -> int | None:
@@ -148,9 +147,8 @@ def _steps(entries: list[tuple[int, Mapping[str, Any]]], is_ours: bool, keys: Se
         if _SECONDS in data:  # missing if the log begins with a validation, before the first step or after a resume
             seconds = (number(data[_SECONDS]) or 0.0) - (number(data.get(_SAVING)) or 0.0)
             steps.go_back_to(step - 1)
-            tokens = steps.paid["tokens_paid"] + (number(data.get(_TOKENS)) or 0)
             figures = figures_in(data, _NAMES) | lengths_in(data, _LENGTHS)
-            steps.train(step, data, figures, seconds, tokens)
+            steps.train(step, data, figures, seconds)
         values = [value for key in keys if (value := number(data.get(key))) is not None]
         if keys and len(values) == len(keys):
             steps.evaluate(step, data, sum(values) / len(values), {})
@@ -161,7 +159,9 @@ def _notes(name: str, is_ours: bool, keys: Sequence[str], logged: Sequence[str])
     """Notes that say how the metrics differ from those of rollalloc's own trainer."""
     notes = [f"the figures are from {name}, and such a log does not say when a run ends"]
     if not is_ours:
-        notes.append("verl's own trainer does not log rollouts, so training steps are shown instead of rollouts")
+        notes.append(
+            "verl's own trainer logs neither rollouts, so training steps are shown instead, nor the tokens generated"
+        )
     if keys:
         more = f" and {len(keys) - 3:,} more" if len(keys) > 3 else ""
         notes.append(f"accuracy is {'the mean of ' if len(keys) > 1 else ''}{', '.join(keys[:3])}{more}")
