@@ -115,6 +115,24 @@ def test_trl_sums_that_differ_only_by_rounding_are_equal_rewards(tmp_path, kind)
     assert not read_log(tmp_path).groups.mixed_V.any()
 
 
+@pytest.mark.parametrize(
+    ("advantage", "options", "groups"),
+    [
+        ([0.7, -0.7, 0.0, 0.0, -0.7, 0.7], Options(), [[1, 0], [1, 1], [0, 1]]),
+        ([0.0] * 6, Options(), [[1], [0], [1], [1], [0], [1]]),  # nothing shows the groups
+        ([0.0] * 6, Options(group_size=3), [[1, 0, 1], [1, 0, 1]]),
+        ([0.5, -1.0, 0.5, 0.25, -0.5, 0.25], Options(), [[1, 0, 1], [1, 0, 1]]),
+        ([0.5, -1.0, 0.5, 0.5, -1.0, 0.5], Options(), [[1], [0], [1], [1], [0], [1]]),  # the batch's baseline
+    ],
+)
+def test_trl_groups_whose_prompts_differ_are_found_by_their_advantages(tmp_path, advantage, options, groups):
+    """An environment that adds, for example, the path of a workspace to its prompt makes each prompt another one."""
+    table(tmp_path / "c.parquet", prompt=list("abcdef"), r=[1.0, 0.0, 1.0, 1.0, 0.0, 1.0], advantage=advantage)
+    log = read_log(tmp_path, options=options)
+    assert rewards(log) == groups
+    assert len(log.groups.keys) == len(groups)
+
+
 def test_trl_a_batch_logged_twice_counts_once(tmp_path):
     for step, completion in ((1, "x"), (2, "x"), (3, "z")):
         table(

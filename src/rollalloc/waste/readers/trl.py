@@ -341,8 +341,16 @@ def _split(rows: Sequence[_Row], size: int | None, run: OwnRun | None, read: _Re
 
     If a prompt was drawn twice in a row, its rows are two groups. Their advantages show it, unless all are 0. Then the
     other groups' size decides: groups of TRL's own trainer have one size, but a recipe of rollalloc may vary it.
+    If no two prompts in a row are the same, the advantages of all rows show the size. If these are one whole, the baseline
+    was the batch's, and each row is a group.
     """
     series = [list(rows_) for _, rows_ in groupby(rows, key=attrgetter("prompt"))]
+    if (
+        run is None and len(series) == len(rows) > 1
+    ):  # an environment may add a text of its own to each prompt of a group
+        known = size or _shown_size(rows)
+        if known > 1 and len(rows) % known == 0 and (size or known < len(rows)):
+            return _parts(rows, known)
     if size is not None:
         read.undivided += sum(len(each) % size != 0 for each in series)
         return [part for each in series for part in _parts(each, size)]
