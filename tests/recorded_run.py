@@ -36,6 +36,7 @@ class Run:
     def __post_init__(self) -> None:
         self.allocator = Allocator(self.recipe, 24, 0)
         self.reward: dict[int, float] = {}
+        self.key: dict[int, str] = {}
         self.random = np.random.default_rng(0)
 
     def train(self, batches: int = 6) -> Run:
@@ -43,6 +44,9 @@ class Run:
             while not (actions := self.allocator.ask()).batch:
                 self.allocator.tell([Cancelled(rollout, 1) for rollout in actions.cancel])
                 ordered = [(rollout, order.prompt) for order in actions.generate for rollout in order.rollouts]
+                for order in actions.generate:  # as verl's driver names what it submits
+                    uid = f"g{order.group}s{order.stage}r{order.rollouts[0]}"
+                    self.key |= {rollout: f"{uid}_{at}_0" for at, rollout in enumerate(order.rollouts)}
                 self.allocator.tell([self._end(*each) for each in ordered])
             self.batches.append(actions.batch)
             self.allocator.tell([Updated(self.allocator.version + 1)])
@@ -112,7 +116,7 @@ class Run:
         return logged
 
     def verl(self, folder: Path) -> Path:
-        """verl's dumps, its log, and a checkpoint, in one folder."""
+        """verl's dumps, its log, and a checkpoint, in one folder. verl sorts the rows of a dump by their keys."""
         (folder / "dumps").mkdir(parents=True)
         for step, batch in enumerate(self.batches, start=1):
             rows = [
@@ -120,10 +124,10 @@ class Run:
                     "input": f"prompt {row.prompt}",
                     "output": "x",
                     "score": self.reward[row.rollout],
-                    "uid": f"{row.group}_{at}_0",
+                    "uid": self.key[row.rollout],
                     "step": step,
                 }
-                for at, row in enumerate(batch.rows)
+                for row in sorted(batch.rows, key=lambda row: self.key[row.rollout])
             ]
             (folder / "dumps" / f"{step}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         log = [{"step": entry["step"], "data": entry | {"timing_s/step": 1.0}} for entry in self._history()]

@@ -127,6 +127,17 @@ def test_completions_of_trl_are_read_with_their_rewards(tmp_path):
     assert "completions_00006.parquet: cannot be read" in log.reading.problem
 
 
+def test_pilots_and_commits_in_a_dump_of_verl_are_one_group(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine.jsonl").write_text(json.dumps({"step": 1, "data": {"timing_s/step": 1.0}}) + "\n")
+    row = {"input": "2 + 2?", "output": "4", "score": 1.0, "step": 1}
+    rows = [row | {"uid": uid} for uid in ("g5s0r1_0_0", "g5s1r9_0_0", "g50s0r3_0_0")]
+    (tmp_path / "mine" / "1.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    [[run]] = comparisons(tmp_path).values()
+    one, same, other = (rollout.group for rollout in rollouts_of(run, LogState()))
+    assert one == same != other
+
+
 def test_dumps_of_verl_belong_to_the_log_of_their_name(tmp_path):
     log = tmp_path / "mine.jsonl"
     log.write_text(json.dumps({"step": 1, "data": {"timing_s/step": 1.0, "critic/score/mean": 0.5}}) + "\n")

@@ -23,6 +23,7 @@ import pytest
 from logged import each, lines, rewards
 
 from rollalloc.waste.readers import FORMATS, Options, read_log
+from rollalloc.waste.readers.verl import group_and_session
 from rollalloc.waste.shares import shares_of
 
 SAMPLES = Path(__file__).parent / "samples"
@@ -258,6 +259,20 @@ def test_verl_without_uid_a_prompt_is_one_group_within_a_step_and_its_rows_may_l
         rows = [{"input": prompt, "output": "", "score": step, "step": step} for prompt in "abab"]
         lines(tmp_path / f"{step}.jsonl", rows)
     assert rewards(read_log(tmp_path)) == [[1, 1], [1, 1], [2, 2], [2, 2]]
+
+
+@pytest.mark.parametrize(
+    ("uid", "group", "session"),
+    [
+        ("c0ffee-1_3_0", "c0ffee-1", "c0ffee-1_3"),
+        ("g5s0r12_1_0", "g5", "g5s0r12_1"),  # of rollalloc's driver: a pilot,
+        ("g5s1r40a3_1_2", "g5", "g5s1r40a3_1"),  # and the third output of a commit, ordered again after a resume
+        ("g5", "g5", None),
+        ("a_b", "a_b", None),
+    ],
+)
+def test_verls_uid_names_the_group_and_the_session(uid, group, session):
+    assert group_and_session(uid) == (group, session)
 
 
 def test_verl_lines_that_cannot_be_used_are_counted_and_the_first_is_told(tmp_path):

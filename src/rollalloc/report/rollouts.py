@@ -24,6 +24,7 @@ from rollalloc.runs.discovery import natural
 from rollalloc.runs.recorded import RecordedRun
 from rollalloc.runs.unusable import Unusable
 from rollalloc.waste.readers.shared import message_text, text
+from rollalloc.waste.readers.verl import group_and_session
 
 COMPLETIONS = "completions"  # TRL's folder for `log_completions=True`
 _OWN = ("step", "prompt", "completion", "advantage")  # TRL's columns that are no rewards
@@ -246,7 +247,7 @@ def _verl(file: Path, reading: LogState) -> Iterator[LoggedRollout]:
             reading.reject(where, "no input and score")
             continue
         asked, uid, step = text(row["input"]), row.get("uid"), _whole(row.get("step"))
-        group = uid.rsplit("_", 2)[0] if isinstance(uid, str) else asked
+        group = group_and_session(uid)[0] if isinstance(uid, str) else asked
         yield LoggedRollout(
             (file.stem, group),
             " ".join(asked[-4 * _KEY :].split())[-_KEY:],

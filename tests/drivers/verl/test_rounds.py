@@ -13,6 +13,7 @@ from rollalloc.core.recipe import Gate
 from rollalloc.drivers.verl.rounds import Finished, Rounds, SessionOutcome
 from rollalloc.drivers.verl.step_metrics import COLUMNS
 from rollalloc.runs.metrics import undeclared
+from rollalloc.waste.readers.verl import group_and_session
 
 # Pilot-Commit's eviction as published: one visit that is all right, for ever.
 ONE_VISIT = {"p_solve": 1.0, "confidence": None, "reprobe_every": None}
@@ -49,6 +50,8 @@ def test_every_recipe_gives_full_batches_and_holds_no_row_that_it_does_not_need(
         assert len({row.group for row in rows.rows}) == 4
         assert rows.batch.short_because is None
         assert [key.rsplit("_", 2)[0] for key in rows.keys] == [_uid_of(rounds, row.rollout) for row in rows.rows]
+        # `rollalloc waste` and `report` find the groups in verl's dump by these keys.
+        assert [group_and_session(key)[0] for key in rows.keys] == [f"g{row.group}" for row in rows.rows]
         assert rounds.crew.rows == rounds.held()
     assert rounds.allocator.accounts()["open"] == len(rounds.held())
     assert not rounds.crew.waiting

@@ -6,6 +6,7 @@ rows do not.
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -33,6 +34,7 @@ from rollalloc.waste.readers.shared import (
     whole,
 )
 
+_OURS = re.compile(r"(g\d+)s\d+r\d+(?:a\d+)?")  # uids of rollalloc's driver: group, stage, first rollout, and a resume
 _FIELDS = ("acc", "score")  # fields that may have the reward, the preferred one first
 
 
@@ -183,17 +185,23 @@ def _id(row: Fields) -> str | None:
 
 
 def _ids(row: Fields) -> tuple[str, str | None, str]:
-    """Group, session and prompt of a row.
-
-    The uid of the V1 trainer is `{uid}_{session}_{output}`; the older trainer logs none.
-    """
+    """Group, session and prompt of a row. The older trainer logs no uid; its group is the prompt."""
     prompt = key_of(text(row["input"]))
-    if row.get("uid") is None:
-        return prompt, None, prompt
-    uid = str(row["uid"])
-    parts = uid.rsplit("_", 2)
-    numbered = len(parts) == 3 and parts[1].isdecimal() and parts[2].isdecimal()
-    return (parts[0], parts[1], prompt) if numbered else (uid, None, prompt)
+    return (prompt, None, prompt) if row.get("uid") is None else (*group_and_session(str(row["uid"])), prompt)
+
+
+def group_and_session(uid: str) -> tuple[str, str | None]:
+    """The group and the session of a logged uid, which is `{uid}_{session}_{output}` in the V1 trainer.
+
+    Under a recipe of rollalloc, a group may have several such uids: one for each stage, and for each part of an order. All
+    begin with the group's number.
+    """
+    session, _, output = uid.rpartition("_")
+    group, _, number = session.rpartition("_")
+    if not (group and number.isdecimal() and output.isdecimal()):
+        return uid, None
+    ours = _OURS.fullmatch(group)
+    return (group if ours is None else ours[1]), session
 
 
 FORMAT = Format(
