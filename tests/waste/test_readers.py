@@ -259,6 +259,8 @@ def test_verl_without_uid_a_prompt_is_one_group_within_a_step_and_its_rows_may_l
         rows = [{"input": prompt, "output": "", "score": step, "step": step} for prompt in "abab"]
         lines(tmp_path / f"{step}.jsonl", rows)
     assert rewards(read_log(tmp_path)) == [[1, 1], [1, 1], [2, 2], [2, 2]]
+    (tmp_path / "1.jsonl").write_text("".join(file.read_text() for file in sorted(tmp_path.glob("*.jsonl"))))
+    assert rewards(read_log(tmp_path / "1.jsonl")) == [[1, 1], [1, 1], [2, 2], [2, 2]], "two steps in one file"
 
 
 @pytest.mark.parametrize(
@@ -621,7 +623,9 @@ def test_a_path_without_a_log_is_refused(tmp_path):
 
 def test_files_of_no_known_format_are_named_with_what_was_expected(tmp_path):
     lines(tmp_path / "x.jsonl", [{"a": 1}])
-    with pytest.raises(ValueError, match=r"expected a log of one of these \(trl: .*found x.jsonl; try --format"):
+    with pytest.raises(
+        ValueError, match=r"expected a log of one of these \(trl: .*found x.jsonl; write the log of another"
+    ):
         read_log(tmp_path)
     with pytest.raises(
         ValueError,

@@ -340,7 +340,8 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         TRL's table holds the last rows, as many as a generation batch has; a batch with replayed rows has more.
         """
         logs: Any = self._logs
-        most = max(len(rollouts), self.args.generation_batch_size)
+        args: Any = self.args
+        most = max(len(rollouts), args.generation_batch_size)
         logs["prompt"] = deque((each.texts[0] for each in rollouts), most)
         logs["completion"] = deque((each.texts[1] for each in rollouts), most)
         logs["advantages"] = deque((row.advantage for row in batch.rows), most)

@@ -16,6 +16,10 @@ from rollalloc.waste.readers.shared import Files, Options, Progress, by_suffix, 
 
 __all__ = ["FORMATS", "Options", "check_format", "read_log"]
 
+_OTHER = (
+    "write the log of another trainer in verl's form: a file of JSON lines, one for each rollout, with input (the prompt), "
+    "output, score and step"
+)
 _PACKED = (".bz2", ".xz", ".zip")
 FORMATS = {
     "trl": trl.FORMAT,
@@ -107,7 +111,7 @@ def _detect(files: Sequence[Path], path: str | Path) -> str:
             if line is not None and format.marks is not None and format.marks(line):
                 return name
     expected = "; ".join(f"{name}: {format.expects}" for name, format in FORMATS.items())
-    raise ValueError(f"{path}: expected a log of one of these ({expected}), found {_some(files)}; try --format")
+    raise ValueError(f"{path}: expected a log of one of these ({expected}), found {_some(files)}; {_OTHER}")
 
 
 def without_copies(files: Sequence[Path]) -> list[Path]:

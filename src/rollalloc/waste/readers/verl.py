@@ -185,9 +185,11 @@ def _id(row: Fields) -> str | None:
 
 
 def _ids(row: Fields) -> tuple[str, str | None, str]:
-    """Group, session and prompt of a row. The older trainer logs no uid; its group is the prompt."""
+    """Group, session and prompt of a row. The older trainer logs no uid; its group is the prompt in a step."""
     prompt = key_of(text(row["input"]))
-    return (prompt, None, prompt) if row.get("uid") is None else (*group_and_session(str(row["uid"])), prompt)
+    if row.get("uid") is None:
+        return f"{prompt} {row.get('step')}", None, prompt
+    return *group_and_session(str(row["uid"])), prompt
 
 
 def group_and_session(uid: str) -> tuple[str, str | None]:
