@@ -132,6 +132,17 @@ def test_a_file_in_verls_schema_needs_no_conversion(run, answer):
         run([row], "prompt", answer)
 
 
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_the_answer_may_be_the_last_message_of_a_conversation(run, suffix):
+    """As in data for supervised training. Earlier answers stay in the prompt."""
+    chat = [{"role": role, "content": said} for role, said in (("user", "1+1?"), ("assistant", "2"), ("user", "+2?"))]
+    answered = [*chat, {"role": "assistant", "content": "That is \\boxed{4}."}]
+    made, prompts = run([{"messages": answered}, {"messages": answered[:2]}], "messages", "messages", suffix)
+    assert made == Converted(prompts=2, unanswered=0)
+    assert prompts.prompts == (tuple(chat), tuple(chat[:1]))
+    assert prompts.ground_truths == ("4", "2")
+
+
 @pytest.mark.parametrize(("solution", "prompts"), [("2", 1), (2, 1), (None, 0)])
 def test_a_file_in_verls_schema_may_have_its_own_column_of_answers(run, solution, prompts):
     row = {"data_source": "m", "prompt": [{"role": "user", "content": "1+1?"}], "reward_model": {"ground_truth": "2"}}
@@ -171,13 +182,19 @@ def test_a_link_to_nowhere_is_not_written_through(tmp_path):
         (
             [{"q": [*TRL[0]["prompt"], {"role": "assistant", "content": "Let me think."}], "a": 2}],
             {},
-            r"mine\.jsonl:1: q must end with a question, got an assistant's message, .*Let me.*give --prefill",
+            r"mine\.jsonl:1: q must end with a question, got an assistant's message, .*Let me.*give --answer q .*--prefill",
         ),
         ([{"q": TRL[0]["prompt"], "a": 1}], {"system": "x"}, "has a system message of its own.*leave --system out"),
         ([{"q": "?", "a": [1, 2]}], {}, r"mine\.jsonl:1: a must be text or a number, got \[1, 2\]"),
         ([{"q": "?", "a": float("inf")}], {}, "a must be text or a number, got inf"),
         ([{"q": "   ", "a": 1}], {}, r"mine\.jsonl:1: q must be text or messages"),
-        ([{"q": "?", "a": 1}], {"answer": "q"}, "both name the column 'q'; name two different columns"),
+        (
+            [{"q": TRL[0]["prompt"]}],
+            {"answer": "q"},
+            r"mine\.jsonl:1: q holds questions and answers, so its messages must end with the assistant's, got \[.*--answer",
+        ),
+        ([{"q": "?"}], {"answer": "q"}, "so its messages must end with the assistant's, got '\\?'"),
+        ([{"q": [{"role": "assistant", "content": "4"}]}], {"answer": "q"}, r"q must be text or messages .*got \[\]"),
         (
             [{"q": "?", "a": None}, {"q": "??", "a": " "}],
             {},

@@ -174,6 +174,21 @@ def test_a_missing_file_is_named(tmp_path):
         load_prompts(tmp_path / "absent.parquet")
 
 
+@pytest.mark.parametrize(
+    ("beside", "said"),
+    [
+        ("dataset_info.json", r"saved is a folder of .*load_from_disk\('.*saved'\)\.to_parquet\('saved\.parquet'\)`$"),
+        ("dataset_dict.json", r"load_from_disk\('.*saved'\)\[\"train\"\]\.to_parquet"),
+        ("data.arrow", "saved is a folder$"),
+    ],
+)
+def test_a_folder_is_named_and_how_to_write_a_saved_data_set_as_a_file(tmp_path, beside, said):
+    (tmp_path / "saved").mkdir()
+    (tmp_path / "saved" / beside).touch()
+    with pytest.raises(ValueError, match=said):
+        load_prompts(tmp_path / "saved")
+
+
 def test_an_unknown_suffix_is_refused(save, tmp_path):
     message = r"ends in \.parquet, \.jsonl, \.json, \.csv, \.tsv, got '\.txt'"
     with pytest.raises(ValueError, match=message):

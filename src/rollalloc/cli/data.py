@@ -116,7 +116,8 @@ def convert(
     answer: Annotated[
         str,
         typer.Option(
-            help="Column of the answer: its last \\boxed{...} or \\fbox{...}, else the text after ####, else all of it."
+            help="Column of the answer: its last \\boxed{...} or \\fbox{...}, else the text after ####, else all of it. The "
+            "same column as --question: the answer is the assistant's last message."
         ),
     ],
     out: Annotated[Path, typer.Option(help="New file to write, .parquet or .jsonl.", parser=place)],

@@ -87,7 +87,9 @@ def file_path(text: str | Path) -> Path:
     if not str(text).strip():
         raise typer.BadParameter("expected the name of a file, got an empty one")
     if Path(text).exists() and not Path(text).is_file():
-        kind = "a folder" if Path(text).is_dir() else "a pipe or a device"
+        from rollalloc.data._files import what_to_do_with
+
+        kind = f"a folder{what_to_do_with(Path(text))}" if Path(text).is_dir() else "a pipe or a device"
         raise typer.BadParameter(f"expected a file, {text} is {kind}")
     return Path(text)
 

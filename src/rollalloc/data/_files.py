@@ -27,9 +27,11 @@ def read_rows(path: Path) -> Iterator[tuple[str, Any]]:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the suffix is unknown; the file is empty or cannot be read to its end; a line is not JSON; or a key or
-            column occurs twice.
+        ValueError: it is a folder; the suffix is unknown; the file is empty or cannot be read to its end; a line is not
+            JSON; or a key or column occurs twice.
     """
+    if path.is_dir():
+        raise ValueError(f"expected a file, {path} is a folder{what_to_do_with(path)}")
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file; prompts are read from {', '.join(_FORMATS)} files")
     read, _ = _format(path)
@@ -39,6 +41,17 @@ def read_rows(path: Path) -> Iterator[tuple[str, Any]]:
         yield place, row
     if place is None:
         raise ValueError(f"{path}: expected at least one row, but the file has none; write it again or leave it out")
+
+
+def what_to_do_with(folder: Path) -> str:
+    """Advice for a folder of Hugging Face's `save_to_disk` in place of a file; empty for another folder."""
+    split = '["train"]' if (folder / "dataset_dict.json").exists() else ""
+    if not (split or (folder / "dataset_info.json").exists()):
+        return ""
+    return (
+        f" of Hugging Face's save_to_disk; write it as a file: `from datasets import load_from_disk; "
+        f"load_from_disk({str(folder)!r}){split}.to_parquet({f'{folder.name}.parquet'!r})`"
+    )
 
 
 def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:

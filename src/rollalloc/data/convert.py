@@ -59,7 +59,8 @@ def convert(
         file: a parquet, JSON, JSONL, CSV or TSV file.
         out: the file to write, which must not exist; its suffix determines the format.
         question: name of the question column, which holds text or messages.
-        answer: name of the answer column, which holds text or numbers.
+        answer: name of the answer column, which holds text or numbers. If it is the question column, its messages end with
+            the assistant's, which is the answer, as in data for supervised training.
         system: text of a system message to put before each question. None: no system message.
         source: `data_source` of all rows. None: the name of `file` without its suffix.
         prefill: True: messages may end with an assistant's message, which the model then continues. False: such a message
@@ -68,14 +69,12 @@ def convert(
     Raises:
         FileExistsError: `out` exists.
         FileNotFoundError: `file` does not exist.
-        ValueError: a suffix is unknown; question and answer are the same column; a row lacks one of these columns; a value
-            in them has a wrong type; or no row is left.
+        ValueError: a suffix is unknown; a row lacks one of these columns; a value in them has a wrong type; or no row is
+            left.
     """
     if os.path.lexists(out):
         raise FileExistsError(f"{out} exists already; move it away, or give another --out")
-    if question == answer:
-        raise ValueError(f"--question and --answer both name the column {question!r}; name two different columns")
-    kept: dict[str, dict[str, Any]] = {}  # by question
+    kept: dict[str, dict[str, Any]] = {}  # by prompt
     times: Counter[str] = Counter()
     contradicted: set[str] = set()
     placeholders: Counter[str] = Counter()
@@ -92,18 +91,21 @@ def convert(
                 raise ValueError(
                     f"{place}: expected a column {column!r}, found {found or 'nothing'}; name one of these"
                 )
-        truth = _answer(f"{place}: {answer}", raw[answer])
+        asked, given = raw[question], raw[answer]
+        if question == answer:
+            asked, given = _parted(f"{place}: {question}", asked)
+        truth = _answer(f"{place}: {answer}", given)
         if truth is None:
             unanswered += 1
             continue
         if is_placeholder(truth):
             placeholders[truth] += 1
             continue
-        messages = _messages(f"{place}: {question}", raw[question], system)
+        messages = _messages(f"{place}: {question}", asked, system)
         if messages[-1].get("role") == "assistant" and not prefill:
             raise ValueError(
-                f"{place}: {question} must end with a question, got an assistant's message, {short(messages[-1])}; take it "
-                "out if it is the answer, or give --prefill if the model is to continue it"
+                f"{place}: {question} must end with a question, got an assistant's message, {short(messages[-1])}; give "
+                f"--answer {question} if it is the answer, or --prefill if the model is to continue it"
             )
         row = {
             "data_source": file.stem if source is None else source,
@@ -112,16 +114,16 @@ def convert(
             "extra_info": {"index": number},
         }
         check_row(place, row)
-        asked = repr(row["prompt"])
-        times[asked] += 1
-        if kept.setdefault(asked, row)["reward_model"] != row["reward_model"]:
-            contradicted.add(asked)
-    rows = [row for asked, row in kept.items() if asked not in contradicted]
+        prompt = repr(row["prompt"])
+        times[prompt] += 1
+        if kept.setdefault(prompt, row)["reward_model"] != row["reward_model"]:
+            contradicted.add(prompt)
+    rows = [row for prompt, row in kept.items() if prompt not in contradicted]
     made = Converted(
         prompts=len(rows),
         unanswered=unanswered,
-        repeated=sum(count - 1 for asked, count in times.items() if asked not in contradicted),
-        contradicted=sum(times[asked] for asked in contradicted),
+        repeated=sum(count - 1 for prompt, count in times.items() if prompt not in contradicted),
+        contradicted=sum(times[prompt] for prompt in contradicted),
         placeholders=dict(placeholders.most_common()),
     )
     if not rows:
@@ -138,6 +140,17 @@ def _is_converted(raw: Any) -> bool:
     """Whether a row has the columns of verl's schema."""
     truth = raw.get("reward_model") if isinstance(raw, Mapping) else None
     return isinstance(truth, Mapping) and "ground_truth" in truth and "prompt" in raw and "data_source" in raw
+
+
+def _parted(place: str, chat: Any) -> tuple[list[Any], Any]:
+    """The messages before the assistant's last one, and the content of this one."""
+    last = chat[-1] if isinstance(chat, list) and chat else None
+    if not isinstance(last, Mapping) or last.get("role") != "assistant":
+        raise ValueError(
+            f"{place} holds questions and answers, so its messages must end with the assistant's, got {short(chat)}; "
+            "fix the row, or name another column with --answer"
+        )
+    return chat[:-1], last.get("content")
 
 
 def _messages(place: str, asked: Any, system: str | None) -> list[dict[str, Any]]:
