@@ -108,8 +108,9 @@ def pilot_commit(
     """Pilot-Commit: pilot rollouts find prompts with reward variance; such prompts get more rollouts. arXiv 2605.26606.
 
     1. Draw `gen_groups` prompts and generate `n_pilot` rollouts of each.
-    2. Judge each prompt by the mean metric of its pilots. A prompt inside the window [p_lower, 1 - p_upper] passes. Other
-       prompts are dropped: a solved prompt for `reprobe_every` epochs, any other prompt until the next epoch.
+    2. Judge each prompt by the mean metric of its pilots. A prompt inside the window [p_lower, 1 - p_upper] passes; if
+       metrics are graded, this includes prompts whose pilots are all equal, from which little is learned. Other prompts
+       are dropped: a solved prompt for `reprobe_every` epochs, any other prompt until the next epoch.
     3. Up to `groups` of the prompts that passed get `n_commit` more rollouts, in the order of `promote`. The others
        wait, until their pilots are older than `max_staleness`.
     4. Train on pilots and commits of a prompt as one GRPO group of n_pilot + n_commit rollouts.

@@ -336,7 +336,7 @@ def _is_new(row: _Row, folder: str, read: _Read) -> bool:
     return new
 
 
-def _split(rows: Sequence[_Row], size: int | None, run: OwnRun | None, read: _Read) -> list[list[_Row]]:
+def _split(rows: list[_Row], size: int | None, run: OwnRun | None, read: _Read) -> list[list[_Row]]:
     """Split rows without ids into groups. TRL writes a prompt's completions one after another.
 
     If a prompt was drawn twice in a row, its rows are two groups. Their advantages show it, unless all are 0. Then the
