@@ -96,8 +96,8 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
         _draw(mark, axes, foot)
     if panel.level is not None:
         value, words = panel.level
-        axes.axhline(value, color=MUTED.light, linestyle=(0, (4, 3)), linewidth=1)
-        axes.text(0.01, value, words, color=MUTED.light, va="bottom", transform=axes.get_yaxis_transform())
+        # Named in the legend, because beside the line, wherever that is, a curve may pass through the name.
+        axes.axhline(value, color=MUTED.light, linestyle=(0, (4, 3)), linewidth=1, label=words)
     if panel.share:
         axes.set_ylim(0, 1)
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
