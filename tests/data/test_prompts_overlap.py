@@ -4,7 +4,14 @@ from contextlib import nullcontext
 
 import pytest
 
-from rollalloc.data.prompts import load_prompts, normalised, refuse_trained_on, warn_of_shared, write_prompts
+from rollalloc.data.prompts import (
+    load_prompts,
+    normalised,
+    refuse_trained_on,
+    warn_of_copies,
+    warn_of_shared,
+    write_prompts,
+)
 
 
 @pytest.mark.parametrize(
@@ -60,3 +67,15 @@ def test_a_run_is_refused_from_more_than_five_percent_of_shared_prompts_on(tmp_p
     with pytest.raises(ValueError, match="are refused") if is_refused else nullcontext():
         refuse_trained_on(train, held_out, accepted=False)
     refuse_trained_on(train, held_out, accepted=True)
+
+
+def test_rows_with_the_prompt_of_an_earlier_row_are_counted(caplog):
+    chats = [[{"role": "user", "content": said}] for said in ("1+1?", "2+2?", "1+1?", "2+2?", "2+2?")]
+    warn_of_copies(chats, "train_dataset")
+    assert (
+        "3 of 5 rows of train_dataset have the prompt of an earlier row, for example row 2 that of row 0."
+        in caplog.text
+    )
+    caplog.clear()
+    warn_of_copies([*chats[:2], "1+1?", "1+1? "], "train_dataset")
+    assert not caplog.records

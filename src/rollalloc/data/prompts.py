@@ -535,6 +535,27 @@ def warn_of_repeated(train: PromptSet) -> None:
     )  # fmt: skip
 
 
+def warn_of_copies(prompts: Iterable[Any], name: str) -> None:
+    """Warn if training prompts are copies of earlier ones, as in DAPO-Math-17k. The drivers for TRL and verl call this.
+
+    Args:
+        prompts: the prompts, text or messages.
+        name: name of the data for the message, for example "train_dataset".
+    """
+    first: dict[int, int] = {}  # by hash, because there may be millions of long prompts
+    copies, example = 0, (0, 0)
+    for row, prompt in enumerate(prompts):
+        if (at := first.setdefault(hash(repr(prompt)), row)) != row:
+            copies, example = copies + 1, example if copies else (row, at)
+    if copies:
+        log.warning(
+            "%d of %d rows of %s have the prompt of an earlier row, for example row %d that of row %d. The recipe takes "
+            "each row for a prompt of its own: it may draw a prompt several times for a batch, and splits its record among "
+            "the rows. Keep one row of each prompt, unless the reward reads columns in which they differ",
+            copies, copies + len(first), name, *example,
+        )  # fmt: skip
+
+
 def refuse_trained_on(train: PromptSet, held: PromptSet, *, accepted: bool) -> None:
     """Warn about held-out prompts that are in the training set.
 

@@ -336,13 +336,18 @@ def test_advantages_within_a_group_of_one_rollout_are_refused(rule, tmp_path):
 
 @pytest.mark.parametrize("answered", [0, 3])
 def test_prompts_that_the_model_continues_are_said(caplog, answered):
-    asked = [{"role": "user", "content": "k1"}]
-    rows = [asked] * 5 + [[*asked, {"role": "assistant", "content": "a1"}]] * answered
+    asked = [[{"role": "user", "content": f"k{number}"}] for number in range(8)]
+    rows = asked[:5] + [[*each, {"role": "assistant", "content": "a1"}] for each in asked[5 : 5 + answered]]
     check_data(Dataset.from_dict({"prompt": rows}), SimpleNamespace(chat_template="x"))
     said = "3 of 8 prompts of train_dataset end with an assistant's message, the first in row 5. The model continues it"
     assert [message.replace("this message", "it").partition(". If")[0] for message in caplog.messages] == [said] * bool(
         answered
     )
+
+
+def test_rows_with_the_same_prompt_are_said(caplog):
+    check_data(Dataset.from_dict({"prompt": ["k1", "k2", "k1"]}), SimpleNamespace(chat_template=None))
+    assert "1 of 3 rows of train_dataset have the prompt of an earlier row" in caplog.text
 
 
 def test_a_data_set_that_is_indexed_only_by_number_is_accepted():

@@ -17,8 +17,8 @@ from trl.trainer import utils as trl_utils
 
 from rollalloc.core.recipe import Recipe
 from rollalloc.core.rule import called
-from rollalloc.data.prompts import warn_of_shared
-from rollalloc.drivers.trl.dataset import check_conversations
+from rollalloc.data.prompts import warn_of_copies, warn_of_shared
+from rollalloc.drivers.trl.dataset import check_conversations, values_of
 from rollalloc.drivers.trl.distributed import is_sharded
 from rollalloc.drivers.trl.generation import steps_per_batch
 from rollalloc.drivers.trl.rewards import RewardFunctions, check_columns, how_to_name_a_metric
@@ -330,6 +330,7 @@ def check_data(dataset: Any, tokenizer: Any, turns: Collection[str] = ()) -> Non
     if turns:
         check_conversations(dataset, "train_dataset", turns)
     check_prompt_forms(dataset, "train_dataset")
+    warn_of_copies(values_of(dataset, "prompt"), "train_dataset")
     talk = is_conversational({"prompt": first["prompt"]})
     if talk and getattr(tokenizer, "chat_template", None) is None:
         raise ValueError(

@@ -29,7 +29,7 @@ from verl.workers.rollout.llm_server import LLMServerClient
 
 from rollalloc.core.allocator import Allocator
 from rollalloc.core.packing import exact_keys
-from rollalloc.data.prompts import warn_of_shared
+from rollalloc.data.prompts import warn_of_copies, warn_of_shared
 from rollalloc.drivers.verl.client import Client, ResumingClient, requests_left
 from rollalloc.drivers.verl.configure import configure, overlap_of
 from rollalloc.drivers.verl.diverging import check_update
@@ -139,7 +139,10 @@ class RecipeTrainer(PPOTrainer):
         refuse_columns_of(self.val_dataset, "data.val_files", READ_IN_VALIDATION)
         fill_samples(self.val_dataset, self.config.actor_rollout_ref.rollout.val_kwargs.n)
         train, held = (getattr(dataset, "dataframe", None) for dataset in (self.train_dataset, self.val_dataset))
-        warn_of_shared(train, held, "data.val_files", self.config.data.get("prompt_key", "prompt"))
+        prompt_key = self.config.data.get("prompt_key", "prompt")
+        warn_of_shared(train, held, "data.val_files", prompt_key)
+        if prompt_key in (getattr(train, "column_names", None) or ()):
+            warn_of_copies(train[prompt_key], "data.train_files")
         self.train_dataloader = self.prompts.index_loader
         recipe, features = self.settings.recipe, self.settings.features
         if recipe.reads_features and features is None:
