@@ -127,6 +127,18 @@ def test_completions_of_trl_are_read_with_their_rewards(tmp_path):
     assert "completions_00006.parquet: cannot be read" in log.reading.problem
 
 
+def test_rows_that_our_trainer_names_are_in_its_groups_and_replayed_ones_are_shown_once(tmp_path):
+    """Two visits of one prompt are two groups, although their rows lie side by side."""
+    (tmp_path / "completions").mkdir()
+    for step, names in enumerate((["0/0", "0/1", "1/2"], ["2/3", "0/1"])):
+        count = len(names)
+        table = {"step": [step] * count, "prompt": ["2 + 2?"] * count, "completion": names, "right": [1.0] * count}
+        made = pa.table(table | {"rollalloc/rollout": names, "advantage": [1.0] * count})
+        pq.write_table(made, tmp_path / "completions" / f"completions_{step:05d}.parquet")
+    rows = shown(collected(RecordedRun(tmp_path)))
+    assert [(row["group"], row["text"]) for row in rows] == [(1, "0/0"), (1, "0/1"), (2, "1/2"), (3, "2/3")]
+
+
 def test_pilots_and_commits_in_a_dump_of_verl_are_one_group(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine.jsonl").write_text(json.dumps({"step": 1, "data": {"timing_s/step": 1.0}}) + "\n")

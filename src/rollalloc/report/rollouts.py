@@ -22,6 +22,7 @@ from rollalloc.files.regular import lines_of, open_regular, why
 from rollalloc.files.text import error_text
 from rollalloc.runs.discovery import natural
 from rollalloc.runs.recorded import RecordedRun
+from rollalloc.runs.trl_log import ROLLOUT
 from rollalloc.runs.unusable import Unusable
 from rollalloc.waste.readers.shared import message_text, text
 from rollalloc.waste.readers.verl import group_and_session
@@ -101,8 +102,9 @@ def rollouts_of(run: RecordedRun, reading: LogState) -> Iterator[LoggedRollout]:
     else:
         files = sorted((run.folder / COMPLETIONS).glob("*.parquet"), key=natural)
         reading.source = f"{COMPLETIONS}/*.parquet" if files else ""
+        seen: set[str] = set()
         for file in files:
-            yield from _trl(file, reading)
+            yield from _trl(file, reading, seen)
 
 
 def dumps_of(log: Path) -> list[Path]:
@@ -181,8 +183,12 @@ def decisions_of(run: RecordedRun, groups: set[Hashable], reading: LogState) -> 
 # ------------------------------------------------------------------------------------------------------------------- TRL
 
 
-def _trl(file: Path, reading: LogState) -> Iterator[LoggedRollout]:
-    """The rows of a file of TRL. Consecutive rows with one prompt are a group; leading columns of floats are rewards."""
+def _trl(file: Path, reading: LogState, seen: set[str]) -> Iterator[LoggedRollout]:
+    """The rows of a file of TRL. Leading columns of floats are rewards.
+
+    Our trainer names the group and the rollout of each row. A rollout that is in `seen`, which grows, is left out: it was
+    replayed, or TRL kept its row in the table. Without names, consecutive rows with one prompt are a group.
+    """
     where = f"{COMPLETIONS}/{file.name}"
     try:
         import pyarrow
@@ -195,12 +201,27 @@ def _trl(file: Path, reading: LogState) -> Iterator[LoggedRollout]:
         with open_regular(file) as held, pyarrow.parquet.ParquetFile(held) as opened:
             rewards = _rewards_in(opened.schema_arrow)
             batches = (batch.to_pylist() for batch in opened.iter_batches(_ROWS))
-            rows = (row for batch in batches for row in batch)
-            for _, group in groupby(rows, key=lambda row: text(row.get("prompt"))):
+            rows = (row for batch in batches for row in batch if _is_new(row.get(ROLLOUT), seen))
+            for (named, _), group in groupby(rows, key=_visit):
                 number += 1
-                yield from map(partial(_trl_row, (file.name, number), rewards), group)
+                yield from map(partial(_trl_row, named or (file.name, number), rewards), group)
     except (pyarrow.ArrowException, OSError, ValueError, TypeError, AttributeError, MemoryError) as error:
         reading.reject(where, f"cannot be read ({error_text(error, 120)})")
+
+
+def _is_new(rollout: Any, seen: set[str]) -> bool:
+    """Whether a row without a name, or with this one, was not read before. Afterwards, it is in `seen`."""
+    if not isinstance(rollout, str):
+        return True
+    new = rollout not in seen
+    seen.add(rollout)
+    return new
+
+
+def _visit(row: Mapping[str, Any]) -> tuple[str, str]:
+    """The name of a row's group, or "" and the row's prompt."""
+    named = row.get(ROLLOUT)
+    return (named.partition("/")[0], "") if isinstance(named, str) else ("", text(row.get("prompt")))
 
 
 def _rewards_in(schema: Any) -> list[str]:
