@@ -27,6 +27,7 @@ def test_names_joined_by_plus_are_mixed_and_each_takes_what_it_knows():
         "rule",
         "retire_at",
         "retire_for",
+        "limit_at",
     )
 
 

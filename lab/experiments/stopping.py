@@ -27,6 +27,11 @@ profit from answers that would be wrong without a stop, and is charged for those
   tokens, fixed-32 .397 after 13,481, learned-0.95 .395 after 13,851).
 - The bar: at least 1.4 times fewer tokens than whole, at a final accuracy that is not lower (the mean of the differences,
   paired by seed), on walks/long and walks/brief. There is no third task with long answers here without a pretrained model.
+
+Changed on 2026-11-29 at 13:28, when the tuning runs of walks/long and the first half of those of walks/brief were over, and
+no final run had begun: the rule is now a part of recipes (`Recipe.limit`), and the final runs of the learned arm, which are
+called `limit-Q`, use that one. It counts the last 64 right rollouts of groups without a limit, not four batches, and
+has no limit before it knows 16. The tuning runs were made by the rule of this script at cd78351f.
 """
 
 from __future__ import annotations
@@ -45,6 +50,7 @@ from typing import Any
 
 import numpy as np
 
+import rollalloc
 from rollalloc import recipes
 from rollalloc.compare.summary import interval
 from rollalloc.core.events import Order
@@ -58,7 +64,7 @@ TASKS = ("walks/long", "walks/brief")
 BATCHES, GROUPS, TUNING, SEEDS = 100, 32, 9650, range(9651, 9656)
 FIXED, LEARNED = ("fixed-16", "fixed-32", "fixed-64"), ("learned-0.8", "learned-0.95")
 RATES = (6e-4, 1.2e-3)
-WHOLE_EVERY, REMEMBERED = 8, 4  # batches
+WHOLE_EVERY, REMEMBERED = 8, 4  # batches of the tuning runs; the recipe's own rule has 8 and 64 rollouts
 
 
 @dataclass(frozen=True)
@@ -89,7 +95,7 @@ class Limit:
         def limited(orders: Sequence[Order]) -> None:
             if orders:
                 assert sum(len(order.rollouts) for order in orders) == GROUPS
-                self.limits.append(self.next())
+                self.limits.append(min(self.next(), orders[0].limit or self.whole.max_new_tokens))
                 engine.sampling = replace(self.whole, max_new_tokens=self.limits[-1])
             submit(orders)
 
@@ -134,9 +140,14 @@ def trained(task: Task, arm: str, rate: float, seed: int) -> Cell:
             cost = batches, seconds, said["rollouts_paid"], said["tokens_paid"]
             points.append(Point(*cost, said["accuracy"], breadth["pass_at_k"], breadth["entropy"], breadth["tokens"]))
 
-    line = Line(recipes.reinforce(GROUPS), settings={"learning_rate": rate})
+    recipe = recipes.reinforce(GROUPS)
+    if arm.startswith("limit"):
+        recipe, arm_of_engine = recipe.replace(limit=rollalloc.Limit(share=float(arm.partition("-")[2]))), "whole"
+    else:
+        arm_of_engine = arm
+    line = Line(recipe, settings={"learning_rate": rate})
     trainer = task.trainer(line, seed, listen, max_batches=BATCHES, eval_every=640, eval_samples=4)
-    limit = Limit(arm, trainer.engine)
+    limit = Limit(arm_of_engine, trainer.engine)
     evaluate = trainer.evaluate
 
     def aside() -> Any:
@@ -206,7 +217,7 @@ def chosen(cells: Sequence[Cell], task: str) -> tuple[float, list[tuple[str, flo
     for kind in (FIXED, LEARNED):
         arms = [each for each in made.values() if each.arm in kind]
         best.append(min(arms, key=lambda each: cost(each, target, "tokens") or float("inf")))
-    return target, [(each.arm, each.rate) for each in best]
+    return target, [(each.arm.replace("learned", "limit"), each.rate) for each in best]
 
 
 def table(out: Path) -> Iterator[str]:

@@ -8,13 +8,14 @@ allocator = Allocator(recipes.pilot_commit(groups=16, n_pilot=4, n_commit=12, ge
 from rollalloc import recipes
 from rollalloc.core.allocator import Allocator, EventError, MetricError, NoProgress, RuleError
 from rollalloc.core.prompts import PromptTable
-from rollalloc.core.recipe import Budget, Recipe, Replay, Retire, Stage
+from rollalloc.core.recipe import Budget, Limit, Recipe, Replay, Retire, Stage
 
 __version__ = "0.3.0"
 __all__ = [
     "Allocator",
     "Budget",
     "EventError",
+    "Limit",
     "MetricError",
     "NoProgress",
     "PromptTable",

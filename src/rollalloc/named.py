@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any
 
 from rollalloc import recipes
-from rollalloc.core.recipe import Recipe, Retire
+from rollalloc.core.recipe import Limit, Recipe, Retire
 from rollalloc.recipes.shapes import Shape, Sizes, of_kinds, plain, sized
 from rollalloc.rules.advantages import Deviation
 
@@ -79,6 +79,7 @@ _OWN_KERNEL, _FRAMEWORKS_KERNEL = "rollalloc.rules.advantages:grpo", "rollalloc.
 COMMON: Mapping[str, str] = {
     "retire_at": "success rate in (0, 1] at which a prompt is retired: it is no longer drawn. None: no prompt is retired.",
     "retire_for": "number of epochs after which a retired prompt is tried again. None: never.",
+    "limit_at": "share of right rollouts in (0, 1] that fit the length limit; longer rollouts are stopped. None: no limit.",
 }
 REQUIRED = inspect.Parameter.empty  # the default of a parameter that has none
 _SAY_N = {"n_pilot", "n_commit", "sizes_S"}  # parameters that set the number of rollouts in the stages of a group
@@ -93,7 +94,8 @@ def make_recipe(name: str, parameters: Mapping[str, Any]) -> Recipe:
         parameters: arguments of the recipe function. In a mixture, each function gets the parameters that it knows. The
             stages of Pilot-Commit and racing set the number of rollouts of a group. If another part of the mixture needs
             n, it gets this number. `retire_at` and `retire_for` are accepted for every recipe function: prompts are retired
-            at this success rate, for this number of epochs (`core.recipe.Retire`).
+            at this success rate, for this number of epochs (`core.recipe.Retire`). `limit_at` too: rollouts are stopped at
+            a length that this share of right rollouts does not exceed (`core.recipe.Limit`).
 
     Raises:
         ValueError: the name or a parameter is unknown, a parameter is missing, or n contradicts the stages. For an
@@ -116,12 +118,13 @@ def make_recipe(name: str, parameters: Mapping[str, Any]) -> Recipe:
         takes_n = _takes(parts[part]).get("n")
         needs_n = n is not None and takes_n is not None and takes_n.default is takes_n.empty
         made[part] = _made(part, parts[part], {**parameters, "n": n} if needs_n else parameters)
-    return _retiring(reduce(recipes.mix, [made[part] for part in parts]), parameters)
+    mixed = reduce(recipes.mix, [made[part] for part in parts])
+    return _limited(_retiring(mixed, parameters), parameters.get("limit_at"))
 
 
 def _retiring(recipe: Recipe, parameters: Mapping[str, Any]) -> Recipe:
     """The recipe with the common parameters `retire_at` and `retire_for`."""
-    level, epochs = (parameters.get(name) for name in COMMON)
+    level, epochs = parameters.get("retire_at"), parameters.get("retire_for")
     if level is None and epochs is not None:
         raise ValueError(
             f"retire_for={epochs} needs retire_at, the success rate from which a prompt is retired, such as 0.9"
@@ -134,6 +137,18 @@ def _retiring(recipe: Recipe, parameters: Mapping[str, Any]) -> Recipe:
         return recipe.replace(retire=Retire(level=level, epochs=epochs))
     except ValueError as error:
         raise ValueError(f"retire_at={level}, retire_for={epochs}: {error}") from None
+
+
+def _limited(recipe: Recipe, share: Any) -> Recipe:
+    """The recipe with the common parameter `limit_at`."""
+    if share is None:
+        return recipe
+    if isinstance(share, bool) or not isinstance(share, (int, float)):
+        raise ValueError(f"limit_at must be a share of right rollouts in (0, 1], got {share!r}")
+    try:
+        return recipe.replace(limit=Limit(share=share))
+    except ValueError as error:
+        raise ValueError(f"limit_at={share}: {error}") from None
 
 
 def sizes_of(
@@ -377,7 +392,8 @@ def name_of(description: Any) -> str | None:
     """
     if description is None:
         return None
-    rules = _rules_in({**description, "retire": None, "replay": None})  # parameters that are off by default
+    # Parameters that are off by default.
+    rules = _rules_in({**description, "retire": None, "replay": None, "limit": None})
     return next((name for name in RECIPES if _rules_in(make_recipe(name, {}).description) == rules), None)
 
 

@@ -185,6 +185,24 @@ def test_lengths_have_their_tail():
     assert profiled(rewards).lengths is None
 
 
+def test_lengths_say_what_a_limit_at_the_right_rollouts_would_save():
+    """Right rollouts have 10 to 20 tokens, wrong ones 100: beyond the 95th percentile are 80 of 100."""
+    rewards = drawn(100, rates=[0.5] * 100)
+    found = profiled(rewards, tokens=lambda group, at: 10 + group % 11 if rewards[group, at] else 100).lengths
+    assert found.right_p95.value == 20
+    assert found.right_p95.interval[0] <= 20 <= found.right_p95.interval[1]
+    wrong, right = (rewards == 0).sum(), np.array([10 + group % 11 for group in range(100)]) @ rewards.sum(axis=1)
+    assert found.beyond.value == pytest.approx(80 * wrong / (100 * wrong + right))
+    nobody = profiled(np.zeros((20, 4)), tokens=lambda group, at: 7).lengths
+    assert (nobody.right_p95, nobody.beyond) == (None, None)
+
+
+def test_a_limit_above_which_nothing_is_saves_nothing():
+    rewards = drawn(100, rates=[0.5] * 100)
+    found = profiled(rewards, tokens=lambda group, at: 90 if rewards[group, at] else 10).lengths
+    assert (found.right_p95.value, found.beyond.value) == (90, 0)
+
+
 # --------------------------------------------------------------------------------------------------------------- shares
 
 

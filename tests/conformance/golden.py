@@ -149,7 +149,7 @@ class _Driver:
 
     def _take(self, actions: Actions) -> None:
         for order in actions.generate:
-            self.running |= dict.fromkeys(order.rollouts, (order.prompt, self.allocator.version))
+            self.running |= dict.fromkeys(order.rollouts, (order.prompt, self.allocator.version, order.limit))
         self.stopped.update(actions.cancel)
         self.training |= actions.batch is not None
 
@@ -158,11 +158,11 @@ class _Driver:
         for _ in range(ending):
             at = 0 if wave else self.random.randrange(len(self.running))
             rollout = list(self.running)[at]
-            prompt, version = self.running.pop(rollout)
+            prompt, version, limit = self.running.pop(rollout)
             if self.random.random() < (0.7 if rollout in self.stopped else trouble):
                 yield Cancelled(rollout, 5) if self.random.random() < 0.5 else Failed(rollout, "simulated", 3)
             else:
-                yield self.world.end(rollout, prompt, version, self.allocator.version)
+                yield self.world.end(rollout, prompt, version, self.allocator.version, limit)
         if self.training and (wave or not ending or self.random.random() < 0.2):
             self.training = False
             version = self.allocator.version + 1
@@ -194,7 +194,10 @@ class _Driver:
 def _plain(actions: Actions) -> Any:
     batch = actions.batch
     return [
-        [[order.group, order.prompt, order.stage, *order.rollouts] for order in actions.generate],
+        [
+            [order.group, order.prompt, order.stage, *order.rollouts, *([order.limit] if order.limit else [])]
+            for order in actions.generate
+        ],
         actions.cancel,
         actions.release,
         None if batch is None else [batch.version, batch.short_because is not None, *map(_row, batch.rows)],

@@ -20,7 +20,7 @@ from rollalloc import PromptTable, recipes, rules
 from rollalloc.core.allocator import Allocator
 from rollalloc.core.events import Offered
 from rollalloc.core.group import GroupView
-from rollalloc.core.recipe import Budget, Replay
+from rollalloc.core.recipe import Budget, Limit, Replay
 from rollalloc.core.rule import Act, AdvantageRule, IntakeRule, JudgeTraits, Rule, Verdict
 from rollalloc.recipes.cgrpo import FirstSuccesses, Resolved, first_success
 from rollalloc.recipes.darts import Priced, Redundant, SampledTail, ShortestAndLongest, longest_rows
@@ -81,6 +81,21 @@ def changing_replays(**changes):
         return row._replace(**{name: value(row) for name, value in changes.items()}) if row.replays else row
 
     return batching("ChangesReplays", lambda rows: map(change, rows))
+
+
+def limiting(name, change):
+    """An allocator that gives each order another limit."""
+
+    def changed(actions):
+        return bent(actions, generate=tuple(order._replace(limit=change(order)) for order in actions.generate))
+
+    return asking(name, changed)
+
+
+class ForgetsTheLimitOnLoad(Allocator):
+    def load_state_dict(self, state, **how):
+        super().load_state_dict(state, **how)
+        self._run.right_lengths.clear()
 
 
 class CancelsTwice(Allocator):
@@ -326,6 +341,11 @@ ALLOCATORS = [
     (6, "darts_longest_by_size", LosesTheSizesOnLoad),
     (6, "darts_whole", ForgetsTheLengthsOnLoad),
     (6, "spo", ForgetsOnLoad),
+    (13, "grpo", bending(limit=Limit(every=2, last=16))),
+    (13, "limited", bending(limit=Limit(every=3))),
+    (13, "limited", limiting("AToken", lambda order: order.limit and order.limit + 1)),
+    (13, "limited_stages", limiting("PilotsOnly", lambda order: None if order.stage else order.limit)),
+    (6, "limited", ForgetsTheLimitOnLoad),
     (1, "darts_sampled", CancelsTwice),
     (1, "darts_sampled", CancelsWhatEnded),
     (2, "grpo", batching("TrainsTwice", lambda rows: (*rows, rows[0]))),

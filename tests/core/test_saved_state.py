@@ -136,7 +136,7 @@ def test_keys_are_exact_at_every_level(saved, path):
 
 
 def test_another_schema_or_seed_is_refused(saved):
-    refuse(saved | {"schema": 99}, "expected schema 19, got 99; resume with the version of rollalloc that saved it$")
+    refuse(saved | {"schema": 99}, "expected schema 20, got 99; resume with the version of rollalloc that saved it$")
     refuse(saved, "saved with seed 0, got seed 5; construct the allocator with the saved seed", seed=5)
 
 

@@ -233,6 +233,37 @@ HEADER = tuple(
 )  # what a chat template and a system message put before every prompt
 
 
+LIMITS = {7: 4, 2: None, 9: 9}  # by prompt
+
+
+@pytest.mark.parametrize("max_rows", [1024, 4])
+def test_a_limit_stops_the_rollouts_of_its_request_and_changes_no_other(model, max_rows):
+    whole = {one.rollout: one for one in run(model)}
+    limited = [replace(request, limit=LIMITS[request.prompt]) for request in REQUESTS]
+    limit_of = {rollout: request.limit or 20 for request in limited for rollout in request.rollouts}
+    made = run(model, limited, max_rows=max_rows)
+    assert [one.rollout for one in made] == ROLLOUTS
+    for one in made:
+        before, limit = whole[one.rollout], limit_of[one.rollout]
+        assert one.tokens == before.tokens[:limit]
+        assert one.truncated == (before.truncated or len(before.tokens) > limit)
+    stopped = [one for one in made if len(one.tokens) < len(whole[one.rollout].tokens)]
+    assert len({len(one.tokens) for one in stopped}) == 2  # each limit cuts something
+
+
+def test_a_limit_beyond_the_longest_rollout_is_none(model):
+    limited = [replace(request, limit=50) for request in REQUESTS]
+    assert tokens_of(run(model, limited)) == tokens_of(run(model))
+
+
+def test_a_limit_takes_less_room_in_the_cache(model):
+    """Rows of six tokens of prompt and four of completion, where whole ones would have 26."""
+    asked = [replace(REQUESTS[2], limit=4)]
+    assert tokens_of(run(model, asked, kv_tokens=10)) == tokens_of(run(model, asked))
+    with pytest.raises(ValueError, match=r"kv_tokens must hold at least one rollout with its prompt \(26 tokens\)"):
+        run(model, REQUESTS[2:], kv_tokens=10)
+
+
 def headed(length):
     """The requests, with the first `length` tokens of the header before each prompt."""
     return [Request(each.prompt, HEADER[:length] + each.tokens, each.rollouts) for each in REQUESTS]

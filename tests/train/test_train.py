@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from rollalloc import MetricError, recipes
+from rollalloc import Limit, MetricError, recipes
+from rollalloc.generate.engine import SyncEngine
 from rollalloc.generate.outcomes import tell
 from rollalloc.models.likelihood import completion_logprobs
 from rollalloc.models.settings import Sampling
 from rollalloc.rewards.scorers import WorkerScorer
 from rollalloc.tasks.tiny import EOS_ID, PAD_ID
 from rollalloc.train.evaluation import Evaluation, HeldOut
-from tiny_policy import RECIPES, lines_of, untimed, weights
+from tiny_policy import RECIPES, lines_of, resumed_is_unbroken, untimed, weights
 
 # One of each way that a batch comes about; the tier `e2e` has the others.
 KINDS = ("dapo_carry", "pilot_commit", "pods", "darts_stopped")
@@ -370,3 +371,38 @@ def test_a_hanging_reward_does_not_hang_the_run(trainer_of, tmp_path):
     assert lines[-1]["unscored"] == {"timed out after 0.5 s": 2}
     assert lines[-1]["accounts"]["failed"] == 2
     assert {row.prompt for batch, _ in batches for row in batch.rows} == {1, 2, 3}
+
+
+def test_an_engine_that_does_not_stop_at_a_length_refuses_a_limit(trainer_of, monkeypatch):
+    monkeypatch.setattr(SyncEngine, "limits", False)
+    trainer_of(RECIPES["pods"])
+    with pytest.raises(
+        ValueError, match=r"at a length \(limit_at\), and SyncEngine does not stop them; leave limit_at out"
+    ):
+        trainer_of(RECIPES["pods"].replace(limit=Limit()))
+
+
+LIMITED = recipes.reinforce(16).replace(limit=Limit(share=0.05, every=2, last=16))
+
+
+def test_a_run_with_a_limit_says_it_and_not_that_rollouts_are_cut_off(trainer_of, caplog):
+    plain, limited = trainer_of(recipes.reinforce(16)), trainer_of(LIMITED)
+    lines = []
+    limited.listener = lines.append
+    for trainer in (plain, limited):
+        trainer.engine.outcomes.ended, trainer.engine.outcomes.truncated = 64, 60
+        trainer.run()
+        said = "of the first" in caplog.text and "were cut off" in caplog.text
+        assert said == (trainer is plain)
+        caplog.clear()
+    limits = [line["limit"] for line in lines if line["kind"] == "batch"]
+    assert limits[0] is None
+    assert limits[-1] in (1, 2, 3)
+
+
+def test_a_killed_run_with_a_limit_is_the_unbroken_one(trainer_of, tmp_path):
+    def run_of(folder, **changes):
+        return trainer_of(LIMITED, folder=folder, max_batches=8, checkpoint_every=1, **changes)
+
+    unbroken, _ = resumed_is_unbroken(run_of, tmp_path, 6)
+    assert unbroken.allocator.limit is not None

@@ -75,6 +75,11 @@ which the core does not see. So with a gate, the driver measures it when the bat
 event that changes a batch which is out: if the gate is shut, its replayed rows are left out, stay in `Run.kept` as they
 were, and no batch has any before the version `Run.replay_from`.
 
+If the recipe has a limit on length, each group gets its own when it is opened, and keeps it in all its stages
+(`Group.limit`, `Order.limit`). The engine stops what reaches it; the core only learns from what has no limit, since
+right rollouts that a limit let through say nothing about those that it cut. Groups with and without a limit take turns
+by their number and not by chance, so that a batch mostly has one limit, and lasts no longer than that.
+
 What one `ask` does
 ===================
 1. Ask the stop rules about the groups that changed (`Flight.touched`).

@@ -252,7 +252,7 @@ class Allocator:
         """
         run = self._run
         orders = [
-            Order(group.id, group.prompt, stage, rollouts)
+            Order(group.id, group.prompt, stage, rollouts, group.limit)
             for group in run.flight.groups.values()
             for stage, rollouts in group.by_stage(sorted(group.running))
         ]
@@ -282,6 +282,11 @@ class Allocator:
         return self._run.pool.due_epoch()
 
     # ---------------------------------------------------------------------------------------------------- the figures
+
+    @property
+    def limit(self) -> int | None:
+        """Maximum tokens of a rollout in groups that have a limit now; None if there is none or it is not known yet."""
+        return self._run.limit
 
     def prompt_figures(self) -> dict[str, float]:
         """The numbers that the prompt rule reports, such as the log-loss of its predictions; empty if there are none."""

@@ -187,7 +187,9 @@ def _intake(run: Run) -> Halt | None:
         return prompts_halt(run)
     groups: list[Group] = []
     for drawn, epoch in prompts:
-        groups.append(Group(run.next_group, drawn, epoch, run.statistics))
+        group = Group(run.next_group, drawn, epoch, run.statistics)
+        group.limit = run.limit_of(group.id)
+        groups.append(group)
         run.next_group += 1
     entered = _enter(run, groups, 0)
     run.budgets.batch_opened += entered
@@ -322,7 +324,7 @@ def hand_out(run: Run, capacity: int | None) -> tuple[Order, ...]:
                 left -= len(ids)
                 for rollout in ids:
                     owner[rollout] = group
-                orders.append(_order((group.id, group.prompt, stage, ids)))
+                orders.append(_order((group.id, group.prompt, stage, ids, group.limit)))
             if not group.owed:  # all its rollouts were ordered already, or it was dropped
                 owing.popleft()
     run.budgets.owed -= room - left

@@ -152,12 +152,15 @@ class Order(NamedTuple):
         prompt: index of the prompt, in [0, number of prompts).
         stage: index of the recipe's stage that ordered the rollouts.
         rollouts: ids of the new rollouts. An id is never used twice.
+        limit: maximum number of tokens of each of these rollouts, at least 1, where the recipe has a `Limit`. A rollout
+            that reaches it is stopped and scored as it is. None: the engine's own maximum.
     """
 
     group: int
     prompt: int
     stage: int
     rollouts: tuple[int, ...]
+    limit: int | None = None
 
 
 class Row(NamedTuple):

@@ -66,7 +66,7 @@ class Group:
     """The allocator's own record of a group. Rules see it through a `GroupView`."""
 
     __slots__ = (
-        "awaited", "cancelled", "done", "drawn", "epoch", "failed", "first_version", "id", "kept", "owed", "phase",
+        "awaited", "cancelled", "done", "drawn", "epoch", "failed", "first_version", "id", "kept", "limit", "owed", "phase",
         "prompt", "running", "size", "spans", "stage", "stopped", "tokens", "until", "view",
     )  # fmt: skip
 
@@ -75,6 +75,7 @@ class Group:
         self.prompt, self.drawn = drawn.prompt, drawn
         self.epoch = epoch  # epoch in which the prompt was drawn
         self.phase = Phase.DRAWN
+        self.limit: int | None = None  # maximum tokens of its rollouts, where the recipe has a limit
         self.stage = 0  # the stage of the group, or the last stage that it passed
         self.spans: list[int] = []  # first rollout id ordered by each stage
         self.size = 0  # rollouts decided so far, in all stages
@@ -139,7 +140,7 @@ class Group:
             "id": self.id, "drawn": list(self.drawn), "epoch": self.epoch, "stage": self.stage, "phase": self.phase.value,
             "spans": list(self.spans), "owed": list(self.owed), "running": list(self.running),
             "done": pack(done_G8), "cancelled": self.cancelled, "failed": self.failed, "tokens": self.tokens, "until": until,
-            "kept": list(self.kept.items()), "stopped": list(self.stopped), "size": self.size,
+            "kept": list(self.kept.items()), "stopped": list(self.stopped), "size": self.size, "limit": self.limit,
         }  # fmt: skip
 
     @staticmethod
@@ -150,6 +151,8 @@ class Group:
             setattr(group, name, natural(state[name], name))
         for name in ("stopped", "spans", "owed"):
             setattr(group, name, naturals(state[name], name))
+        if state["limit"] is not None:
+            group.limit = int(number(state["limit"], "limit", "at least 1, or null", lambda value: value >= 1))
         group.running = dict.fromkeys(naturals(state["running"], "running"))
         for rollout, share in state["kept"]:
             group.kept[natural(rollout, "kept")] = number(share, "kept", "in (0, 1]", lambda value: 0 < value <= 1)

@@ -24,6 +24,7 @@ from rollalloc.core.events import (
 )
 from rollalloc.core.group import OVER, Group, Phase
 from rollalloc.core.prompts import GONE, NOW, QUARANTINED, Until
+from rollalloc.core.recipe import RIGHT
 from rollalloc.core.rule import Act, SampledStops, StopRule, called
 from rollalloc.core.run import Run
 from rollalloc.core.seeds import rng_when_used
@@ -68,6 +69,8 @@ def on_done(run: Run, done: Done) -> None:
         _end_stopped(run, done)
         return
     group.add(done)
+    if metric >= RIGHT:
+        run.learn_limit(group, done.rollout, index(done.tokens))
     # One score is enough: it shows that the reward function works and that the engine lives.
     run.failing = 0
     # A judge that waits for whole groups would answer None. A group that has passed already goes to `judge` all the
@@ -258,9 +261,14 @@ def _end(run: Run, rollout: int, tokens: int) -> Group | None:
     if type(tokens) is not int or not 0 <= tokens <= LARGEST_WHOLE:
         tokens = whole(tokens, f"rollout {rollout}: tokens")
     flight = run.flight
-    group = flight.owner.pop(rollout, None)
+    group = flight.owner.get(rollout)
     if group is not None:
-        del group.running[rollout]
+        if group.limit is not None and tokens > group.limit:
+            raise EventError(
+                f"rollout {rollout}: it has {tokens} tokens, but its order has a limit of {group.limit}; give `Order.limit` "
+                "to the engine as the maximum number of tokens, or take a recipe without a limit (no limit_at)"
+            )
+        del flight.owner[rollout], group.running[rollout]
         group.tokens += tokens
     elif rollout not in flight.stopped:
         known = 0 <= rollout < run.next_rollout

@@ -5,11 +5,12 @@ Recipes that can never teach are refused here, and settings that were probably n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from fractions import Fraction
 from functools import cached_property
 from itertools import accumulate
-from math import isnan
+from math import ceil, isnan
 from typing import Any
 
 import numpy as np
@@ -147,6 +148,48 @@ class Retire:
         return Epochs(self.epochs)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """Stop rollouts at a length that few right rollouts exceed.
+
+        limit = the ⌈share · n⌉th smallest length of the last n right rollouts of groups without a limit
+
+    A rollout is right if its metric is at least 0.5. One that reaches the limit is stopped and scored as it is, so that it
+    mostly counts as wrong; nothing is generated in its place. Where wrong rollouts are longer than right ones, this saves
+    more tokens than right rollouts. It is a bias against long answers. So groups take turns: of each `every` batches' worth
+    of groups, the first has no limit and shows how long right answers are now. No group has a limit before 16 right
+    rollouts are known.
+
+    Attributes:
+        share: share of these right rollouts that fit the limit, in (0, 1].
+        every: number of batches' worth of groups, of which one has no limit; at least 2.
+        last: maximum number of right rollouts that count, the newest ones; at least 16.
+
+    Raises:
+        ValueError: a number is out of its range.
+    """
+
+    share: float = 0.8
+    every: int = 8
+    last: int = 64
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise ValueError(f"share must be a share of right rollouts in (0, 1], got {self.share!r}")
+        at_least("every", self.every, 2, "of so many batches' worth of groups, one has no limit")
+        at_least("last", self.last, LEAST_RIGHT)
+
+    def of(self, lengths: Sequence[int]) -> int | None:
+        """The limit by the lengths of right rollouts; None if too few are known."""
+        if len(lengths) < LEAST_RIGHT:
+            return None
+        # As a fraction of whole numbers: 0.8 · 20 is a little more than 16 for a float.
+        at = ceil(Fraction(str(self.share)) * len(lengths)) - 1
+        return max(1, sorted(lengths)[at])
+
+
+LEAST_RIGHT = 16  # right rollouts that must be known before there is a limit
+RIGHT = 0.5  # metric from which a rollout is right
 _ROUNDING = 1e-3  # rounding error of recent counts, which are stored as float16
 
 
@@ -228,11 +271,12 @@ class Recipe:
         over_batch: a rule that changes the advantages over the whole batch. None: no change.
         replay: whether and how rows of earlier batches are trained on again. None: no replay.
         retire: whether and when prompts with a high success rate are no longer drawn. None: no prompt is retired.
+        limit: whether rollouts are stopped at a length that few right rollouts exceed. None: they are not.
 
     Raises:
         TypeError: a slot does not hold a rule with the base class of the slot, or a rule has no stable description.
-        ValueError: a number is out of its range, or a rule reads the number of rows per group and the row rule does not
-            declare this number.
+        ValueError: a number is out of its range, a rule reads the number of rows per group and the row rule does not
+            declare this number, or there are both a limit and a stop rule.
     """
 
     groups: int
@@ -248,6 +292,7 @@ class Recipe:
     over_batch: BatchRule | None = None
     replay: Replay | None = None
     retire: Retire | None = None
+    limit: Limit | None = None
 
     def __post_init__(self) -> None:
         at_least("groups", self.groups, 1)
@@ -264,6 +309,13 @@ class Recipe:
         slots = {"prompts": PromptRule, "intake": IntakeRule, "rows": RowRule, "advantage": AdvantageRule}
         _refuse_others(self, slots | ({} if self.over_batch is None else {"over_batch": BatchRule}))
         self._check_rows()
+        if self.limit is not None and self.stopping:
+            # Stop rules compare lengths; those that a limit has cut would tell them nothing.
+            stage = self.stages[self.stopping[0]]
+            raise ValueError(
+                f"a recipe has a limit (limit_at) or stops rollouts by a rule, not both: the stage {stage.name!r} has "
+                f"{stage.stop!r}"
+            )
         _ = self.description  # if a rule cannot be described, raise now instead of at the first checkpoint
 
     def _check_rows(self) -> None:
@@ -329,8 +381,8 @@ class Recipe:
     @cached_property
     def rate_readers(self) -> tuple[str, ...]:
         """The `repr` of every rule that reads the metric as a success rate. Such rules need metrics in [0, 1]."""
-        retire = () if self.retire is None else (repr(self.retire),)
-        return (*(repr(rule) for rule in self.rules if rule.traits.reads_rate), *retire)
+        values = (repr(value) for value in (self.retire, self.limit) if value is not None)
+        return (*(repr(rule) for rule in self.rules if rule.traits.reads_rate), *values)
 
     @cached_property
     def group_rows(self) -> int | None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -213,6 +214,8 @@ class Run:
             there is no stop rule.
         drawn: prompts that were drawn, with their epochs, but have no group because the budgets had no room.
         kl_sum: sum of `Updated.approx_kl` so far.
+        right_lengths: id and tokens of the newest right rollouts of groups without a limit, sorted by id; empty if the
+            recipe has no limit.
         kept: rows that may be replayed, by rollout. The rows of a batch are added when its `Updated` arrives.
         replayed: number of rows trained on again, summed over all batches.
         left_out: number of rows that were to be trained on again and that the gate left out, summed over all batches.
@@ -259,6 +262,7 @@ class Run:
         self.flight = Flight(len(recipe.stages))
         self.drawn: list[tuple[Drawn, int]] = []
         self.kl_sum = 0.0
+        self.right_lengths: list[tuple[int, int]] = []
         self.kept: dict[int, Row] = {}
         self.replayed = self.left_out = self.shut = self.replay_from = 0
         self.cancel: list[int] = []
@@ -315,6 +319,28 @@ class Run:
                 self.memory,
             )
         return view
+
+    @property
+    def limit(self) -> int | None:
+        """Maximum tokens of a rollout, by what is known now; None if the recipe has no limit or too little is known."""
+        rule = self.recipe.limit
+        return None if rule is None else rule.of([tokens for _, tokens in self.right_lengths])
+
+    def learn_limit(self, group: Group, rollout: int, tokens: int) -> None:
+        """Take the length of a right rollout into account, if the recipe has a limit and the group has none."""
+        if self.recipe.limit is not None and group.limit is None:
+            # By id and not as they end, so that the limit does not depend on which rollout of a batch ended first.
+            insort(self.right_lengths, (rollout, tokens))
+            del self.right_lengths[: -self.recipe.limit.last]
+
+    def limit_of(self, group: int) -> int | None:
+        """Maximum tokens of the rollouts of a new group; None if it has no limit."""
+        rule = self.recipe.limit
+        # By the group's number, so that the groups of a batch mostly have the same: the batch takes as long as the
+        # longest.
+        if rule is None or group // self.recipe.groups % rule.every == 0:
+            return None
+        return self.limit
 
     def need(self) -> int:
         """Groups that the next batch still lacks."""

@@ -29,7 +29,7 @@ from rollalloc.core.recipe import Recipe
 from rollalloc.core.rule import CAUSES, PromptRule
 from rollalloc.core.run import Run
 
-SCHEMA = 19
+SCHEMA = 20
 _IN_FLIGHT = frozenset({Phase.RUNNING, Phase.WAITING, Phase.READY})
 _GROUP = tuple(Group(0, Drawn(GONE), 0, PromptStatistics(1)).state_dict())
 _COUNTS = (
@@ -46,6 +46,7 @@ _PARTS: dict[str, Callable[[Run], Any]] = {
     "seed": lambda run: run.seed,
     "prompts": lambda run: run.table.state_dict(),
     "kl_sum": lambda run: run.kl_sum,
+    "right_lengths": lambda run: [list(each) for each in run.right_lengths],
     "finished": lambda run: run.finished,
     "cancel": lambda run: [int(rollout) for rollout in run.cancel],
     "release": lambda run: [int(rollout) for rollout in run.release],
@@ -141,6 +142,9 @@ def _load_books(run: Run, state: dict[str, Any], source_N: NDArray[np.int64] | N
     if _gate(state["recipe"]) != _gate(run.recipe.description):
         run.shut = run.replay_from = 0  # a gate's pause ends with the gate; another gate is asked at once
     run.kl_sum = float(number(state["kl_sum"], "kl_sum", "0 or more and finite", lambda value: 0 <= value < inf))
+    if run.recipe.limit is not None:
+        known = [naturals(each, "right_lengths") for each in state["right_lengths"]]
+        run.right_lengths = sorted((rollout, tokens) for rollout, tokens in known)[-run.recipe.limit.last :]
     run.cancel, run.release = naturals(state["cancel"], "cancel"), naturals(state["release"], "release")
     if not isinstance(state["finished"], str | None):
         raise ValueError(f"finished: expected a reason or null, got {state['finished']!r}")

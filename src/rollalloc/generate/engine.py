@@ -46,12 +46,14 @@ class RolloutEngine(Protocol):
         remedy: advice to the user. The error about a metric outside [0, 1] ends with this advice.
         streams: True: rollouts continue while a batch is trained, so the training loop must submit and poll during
             training.
+        limits: whether the engine stops rollouts at `Order.limit`. If not, recipes with a limit are refused.
     """
 
     generations: Any
     outcomes: Outcomes
     remedy: str = SCORE_AND_ACC
     streams: bool = False
+    limits: bool = False
 
     @property
     def can_update(self) -> bool:
@@ -233,6 +235,8 @@ class SyncEngine(LocalEngine):
         on_ended: called with the number of rollouts that ended in a decoding step, for a progress display.
     """
 
+    limits = True
+
     def __init__(self, *shared: Any, stopping: Collection[int] = ()) -> None:
         super().__init__(*shared)
         self._stopping = stopping
@@ -300,12 +304,17 @@ class SyncEngine(LocalEngine):
         return self._finish([generation for generation, _ in scored], [outcome for _, outcome in scored])
 
     def _stream(self, orders: Sequence[Order]) -> _Wave:
-        rollouts_of: dict[int, tuple[int, ...]] = {}  # joined by prompt, so that they share a prefill
+        # Joined by prompt, so that they share a prefill.
+        rollouts_of: dict[tuple[int, int | None], tuple[int, ...]] = {}
         for order in orders:
-            rollouts_of[order.prompt] = rollouts_of.get(order.prompt, ()) + order.rollouts
+            of = order.prompt, order.limit
+            rollouts_of[of] = rollouts_of.get(of, ()) + order.rollouts
         return stream(
             self.behaviour.policy().model,
-            [Request(prompt, self.prompts.tokens[prompt], rollouts) for prompt, rollouts in rollouts_of.items()],
+            [
+                Request(prompt, self.prompts.tokens[prompt], rollouts, limit)
+                for (prompt, limit), rollouts in rollouts_of.items()
+            ],
             self.sampling,
             eos_ids=self.policy.eos_ids,
             pad_id=self.policy.pad_id,

@@ -53,11 +53,13 @@ class Request:
         prompt: index of the prompt. The index and the rollout's id are the key of the random draws.
         tokens: the prompt's token ids, at least one.
         rollouts: ids of the rollouts.
+        limit: maximum number of tokens of each rollout, at least 1, if it is lower than `Sampling.max_new_tokens`.
     """
 
     prompt: int
     tokens: tuple[int, ...]
     rollouts: tuple[int, ...]
+    limit: int | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -171,7 +173,9 @@ def stream(
     ends_V = ends_of(model, eos_ids, sampling)
     index_of = {rollout: index for index, rollout in enumerate(rollout_R)}
     open_R = np.ones(len(rollout_R), bool)  # not yielded yet
-    tokens_R = np.array([len(request.tokens) for request in by_length], np.int64)[request_R] + sampling.max_new_tokens
+    most = sampling.max_new_tokens
+    limit_R = np.array([min(request.limit or most, most) for request in by_length], np.int64)[request_R]
+    tokens_R = np.array([len(request.tokens) for request in by_length], np.int64)[request_R] + limit_R
     # Halved for the rest of the call when memory runs out. The next call tries `max_rows` again.
     width = sampling.max_rows
     while open_R.any():
@@ -181,7 +185,7 @@ def stream(
         prompts = [by_length[index].tokens for index in present]
         rollouts = [rollout_R[at] for at in now_B]
         # If memory ran out in the last wave, the rollouts that had not ended begin again here, with the same draws.
-        wave = _Wave(model, prompts, prompt_B, pad_id, rollouts, keys_R[now_B], sampling, ends_V)
+        wave = _Wave(model, prompts, prompt_B, pad_id, rollouts, keys_R[now_B], sampling, limit_R[now_B], ends_V)
         while wave.running:
             try:
                 with mode(), decoding_attention(model):
@@ -205,12 +209,12 @@ def stream(
 
 
 def _rows_that_fit(tokens_B: NDArray[np.int64], sampling: Sampling) -> int:
-    """Number of rows that fit into the cache, from the first row on. Rows are in ascending order of length."""
+    """Number of rows that fit into the cache, from the first row on."""
     if sampling.kv_tokens is None:
         return len(tokens_B)
     sampling.refuse_small_cache(int(tokens_B[0]))
-    # Each row takes as much room as the last row, which is the longest.
-    held_B = np.arange(1, len(tokens_B) + 1) * tokens_B
+    # Each row takes as much room as the longest of them.
+    held_B = np.arange(1, len(tokens_B) + 1) * np.maximum.accumulate(tokens_B)
     return int(np.searchsorted(held_B, sampling.kv_tokens, side="right"))
 
 
@@ -297,6 +301,7 @@ class _Wave:
         rollouts: Sequence[int],
         keys_B: NDArray[np.uint64],
         sampling: Sampling,
+        limit_B: NDArray[np.int64],
         ends_V: NDArray[np.bool_],
     ) -> None:
         # The first step does the prefill, because only a step handles out-of-memory errors.
@@ -305,7 +310,8 @@ class _Wave:
         self._rows: Rows | None = None
         self._place_of = {rollout: place for place, rollout in enumerate(rollouts)}
         self._running_B = np.ones(len(rollouts), bool)
-        self._tokens_BT = np.zeros((len(rollouts), sampling.max_new_tokens), np.int64)
+        self._limit_B, self._shortest, self._longest = limit_B, int(limit_B.min()), int(limit_B.max())
+        self._tokens_BT = np.zeros((len(rollouts), self._longest), np.int64)
         self._logprobs_BT = np.zeros(self._tokens_BT.shape, np.float32)
         self._length = 0  # tokens drawn so far, the same for every row
         # The rows in the batch include some rollouts that have ended. For each row: its place in `rollouts`, and its key.
@@ -334,9 +340,11 @@ class _Wave:
         self._logprobs_BT[self._place_B, at] = logprobs_B
         self._length += 1
         running_B = self._running_B[self._place_B]
-        # At the length limit, every row that still runs ends.
-        if self._length < self._sampling.max_new_tokens:
+        # At the longest limit, every row that still runs ends.
+        if self._length < self._shortest:
             running_B &= self._ends_V[tokens_B]
+        elif self._length < self._longest:
+            running_B &= self._ends_V[tokens_B] | (self._limit_B[self._place_B] <= self._length)
         return self._end(self._place_B[running_B])
 
     def cancel(self, rollouts: Sequence[int]) -> list[Generation]:
@@ -367,7 +375,7 @@ class _Wave:
         """Return each row's random draw for the next token."""
         ahead = self._length % _AHEAD
         if ahead == 0:
-            last = min(self._length + _AHEAD, self._sampling.max_new_tokens)
+            last = min(self._length + _AHEAD, self._longest)
             # Draws depend only on the key and the position, so those of later steps can be computed now. One transfer
             # to the device then serves `_AHEAD` steps.
             draws_BC = uniforms(self._keys_B[:, None], np.arange(self._length, last))

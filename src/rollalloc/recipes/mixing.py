@@ -27,6 +27,7 @@ _PLAIN: Mapping[str, Any] = {
     "over_batch": None,
     "replay": None,
     "retire": None,
+    "limit": None,
 }
 _PLAIN_STAGE: Mapping[str, Any] = {"judge": judges.Complete(), "stop": None, "promote": promote.Oldest()}
 SLOTS = (*_PLAIN, "advantage", "size", *_PLAIN_STAGE)
@@ -40,7 +41,7 @@ def mix(first: Recipe, second: Recipe, take: Mapping[str, Side] | None = None) -
     | `prompts` | random order, each once an epoch; also Knapsack's rule, if the other method predicts success rates |
     | `intake` | as many groups as the batch needs |
     | `rows` | all rollouts of a group |
-    | `max_staleness`, `max_candidates`, `budget`, `over_batch`, `replay`, `retire` | 0, or none |
+    | `max_staleness`, `max_candidates`, `budget`, `over_batch`, `replay`, `retire`, `limit` | 0, or none |
     | `quarantine_after` | 3 |
     | `advantage` | GRPO's kernel; the kernel is applied to the chosen rows alone if one of the methods does so |
     | `size` | a fixed number, if the other method computes sizes or has several stages |

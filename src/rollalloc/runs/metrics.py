@@ -117,6 +117,12 @@ TABLE: Mapping[str, tuple[Metric, ...]] = {
             _BATCHES,
         ),
         Metric("left_out", "rows", "with a gate: rows to be replayed that it has left out so far", _BATCHES),
+        Metric(
+            "limit",
+            "tokens",
+            "with `limit_at`: length at which rollouts are stopped now; null if too few right rollouts are known",
+            _BATCHES,
+        ),
         Metric("short", "0 or 1", "1 if the batch has fewer groups than the recipe asks for", _BATCHES),
         Metric("short_because", "text", "why the batch is short; null if it is not", _BATCH),
         Metric(
@@ -437,6 +443,7 @@ def of_batch(core: Allocator, batch: Batch) -> dict[str, Any]:
         "negative_weight": _negative_weight(batch),
         "selection": core.selection.figures(),
         "teaching": core.teaching.shares(),
+        **({} if core.recipe.limit is None else {"limit": core.limit}),
     }
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rollalloc.core.events import Actions, Batch, Cancelled, Done, Event, Failed, Moved, Order, Row, Updated
-from rollalloc.core.recipe import Recipe
+from rollalloc.core.recipe import LEAST_RIGHT, RIGHT, Recipe
 from rollalloc.core.rule import Act, Verdict
 
 
@@ -50,6 +50,7 @@ class Auditor:
     too_old: set[int] = field(default_factory=set[int])  # groups that became too old with an update
     due: set[int] = field(default_factory=set[int])  # rows that were trained on and are not released yet
     tokens: int = 0
+    right_lengths: list[int] = field(default_factory=list[int])  # tokens of right rollouts of groups without a limit
     version: int = 0
     causes: Counter[str] = field(default_factory=Counter[str])
     groups: dict[int, list[int]] = field(default_factory=lambda: defaultdict[int, list[int]](list))
@@ -63,6 +64,8 @@ class Auditor:
                 self.tokens += event.tokens
                 if isinstance(event, Done) and not self._stopped(event.rollout):
                     self.done[event.rollout] = event
+                    if event.metric >= RIGHT and self.order_of[event.rollout].limit is None:
+                        self.right_lengths.append(event.tokens)
                 else:
                     self.wasted.add(event.rollout)
                     if isinstance(event, Failed) and event.rollout not in self.cancelled:
@@ -168,11 +171,27 @@ class Auditor:
             if order.group not in self.groups:
                 expect(10, not self.always_failed(order.prompt), f"prompt {order.prompt} is drawn, but it always fails")
                 self.visits[order.prompt].append(order.group)
+                self._limit(order)
+            else:
+                first = self.order_of[self.groups[order.group][0]]
+                expect(13, order.limit == first.limit, f"{order} has another limit than {first}")
             for rollout in order.rollouts:
                 expect(4, rollout not in self.order_of, f"rollout {rollout} is ordered twice")
                 self.order_of[rollout] = order
                 self.live.add(rollout)
                 self.groups[order.group].append(rollout)
+
+    def _limit(self, order: Order) -> None:
+        """Check law 13 for the first order of a group."""
+        rule, limit = self.recipe.limit, order.limit
+        if limit is None:
+            return
+        expect(13, rule is not None, f"{order} has a limit, and the recipe has none")
+        turn = order.group // self.recipe.groups
+        expect(13, rule is None or turn % rule.every != 0, f"{order} has a limit, although its turn has none")
+        # When the group was opened is not known here: a limit of any earlier moment will do.
+        known = limit in self.right_lengths and len(self.right_lengths) >= LEAST_RIGHT
+        expect(13, known, f"{order}: {limit} is not the length of a known right rollout without a limit")
 
     def _batch(self, batch: Batch) -> None:
         expect(2, not self.in_batch, "a second batch is returned before the first was trained")

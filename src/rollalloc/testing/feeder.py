@@ -148,7 +148,8 @@ class AuditedRun:
     def end(self, rollout: int) -> Event:
         """End a running rollout and return its result."""
         prompt, version = self.running.pop(rollout)
-        return self.world.end(rollout, prompt, version, self.allocator.version)
+        limit = self.audit.order_of[rollout].limit
+        return self.world.end(rollout, prompt, version, self.allocator.version, limit)
 
     def _copy(self, allocator: Allocator) -> Allocator:
         """A copy of the allocator, made by a round trip through JSON."""

@@ -33,19 +33,26 @@ class World:
     failing: int = 0
     rewards: tuple[float, float] = (-1.5, 1.0)
 
-    def end(self, rollout: int, prompt: int, version: int, last_version: int) -> Done | Failed:
-        """The terminal event of a rollout that began at `version` and ended at `last_version`."""
+    def end(
+        self, rollout: int, prompt: int, version: int, last_version: int, limit: int | None = None
+    ) -> Done | Failed:
+        """The terminal event of a rollout that began at `version` and ended at `last_version`. One that its order's limit
+        stops is wrong.
+        """
         if self.failing and prompt % self.failing == 0:
             return Failed(rollout, "simulated", 3)
         rate = 0.5 if self.hard else self._draws(1, prompt).choice(_RATES)
         draws = self._draws(2, rollout)
         metric = float(draws.random() < rate)
         tokens = min(1 + int(log(1 - draws.random()) / log(1 - _STOPPING)), self.limit)
+        truncated = tokens == self.limit
+        if limit is not None and tokens > limit:
+            tokens, metric, truncated = limit, 0.0, True
         own = draws.choice((0.0, 0.25, 0.75, 1.0)) if prompt % 3 else metric
         low, high = self.rewards
         reward = low + (high - low) * (0.4 * metric + 0.6 * own)
         uncertainty = tokens * draws.random() if draws.random() < 0.99 else None
-        return Done(rollout, reward, metric, tokens, version, last_version, tokens == self.limit, uncertainty)
+        return Done(rollout, reward, metric, tokens, version, last_version, truncated, uncertainty)
 
     def _draws(self, purpose: int, number: int) -> Random:
         return Random((self.seed << 96) | (purpose << 64) | number)

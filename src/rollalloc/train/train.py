@@ -151,6 +151,11 @@ class Loop(ABC):
         listener: Listener | None,
     ) -> None:
         check_budget(config.schedule, state.allocator.recipe.budget, config.max_batches)
+        if state.allocator.recipe.limit is not None and not state.engine.limits:
+            raise ValueError(
+                f"the recipe stops rollouts at a length (limit_at), and {type(state.engine).__name__} does not stop them; "
+                "leave limit_at out"
+            )
         self.keys, self.state, self.model, self.config = keys, state, model, config
         self.allocator, self.engine, self.updater = state.allocator, state.engine, state.updater
         self.counters = state.counters

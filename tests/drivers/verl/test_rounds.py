@@ -126,6 +126,17 @@ def test_a_stopped_tail_is_cancelled_counted_and_waited_for(make_rounds):
     assert not rounds.reasons  # what the recipe stops has not failed
 
 
+def test_submissions_have_the_limit_of_their_order(make_rounds):
+    """Right rollouts have 7 and 9 tokens: after the first batch the limit is known."""
+
+    def within(submission, session):
+        return scored(submission, session, float(session % 2), tokens=min(6 + session, submission.limit or 9))
+
+    rounds = make_rounds({"recipe": "grpo", "limit_at": 0.5}, within, groups=16)
+    train(rounds, 3)
+    assert [submission.limit for submission in rounds.crew.submitted] == [None] * 16 + [7] * 32
+
+
 def test_solved_prompts_end_the_run_and_say_so(make_rounds):
     rounds = make_rounds(RECIPES["pilot_commit"] | ONE_VISIT, unsolved(0))
     with pytest.raises(Finished, match="64 are evicted"):

@@ -171,6 +171,22 @@ def test_stopped_rollouts_are_counted_and_leave_nothing_on_the_server(run_of):
     assert metrics[-1]["rollalloc/accounts/cancelled"] > 0
 
 
+def test_rollouts_are_stopped_at_the_limit_of_their_order(tmp_path):
+    """The core refuses a rollout that is longer than its limit, so that the run would end with an error."""
+    run = Run(tmp_path / "run")
+    overrides = [*LONG, *TURNS[-1:], "trainer.total_training_steps=4", "trainer.resume_mode=disable"]
+    assert run.start(*overrides, section={"recipe": "grpo", "limit_at": 0.3}) == 0, run.log[-3000:]
+    metrics = run.metrics()
+    asked = [line["sampling"].get("max_tokens") for line in run.recorded("sessions")]
+    assert asked[: GROUPS * TRAINED] == [None] * GROUPS * TRAINED  # the first batch has none
+    [limit] = set(
+        asked[GROUPS * TRAINED :]
+    )  # only groups without a limit change it, and there are no more of these yet
+    assert [step["rollalloc/limit"] for step in metrics] == [limit] * 4
+    assert metrics[0]["response_length/max"] > limit == metrics[1]["response_length/max"]
+    assert metrics[-1]["rollalloc/accounts/failed"] == 0
+
+
 @pytest.mark.parametrize("name", ["foresight", "spo"])
 def test_the_actor_gets_the_cores_advantage_for_a_lone_rollout(name, tmp_path):
     """Over the whole batch, in both of its mini-batches; foresight's prompts are its own, with features from a file."""
@@ -442,7 +458,12 @@ def test_a_killed_worker_and_a_hanging_reward_cost_their_rollouts_only(tmp_path)
     ("section", "overrides", "says"),
     [
         ({"recipe": "pilot_commit", "n_pilots": 4}, [], "did you mean 'n_pilot'"),
-        ({"recipe": "foresight"}, ["data.shuffle=False"], "data.shuffle=False, but trainer.v1.rollalloc.recipe draws"),
+        (
+            {"recipe": "grpo", "limit_at": 0.8},
+            TURNS[:1],
+            "default_agent_loop must be single_turn_agent, got tool_agent",
+        ),
+        ({"recipe": "foresight"}, ["data.shuffle=False"], "data.shuffle=False, but the recipe draws prompts by"),
     ],
 )
 def test_a_wrong_setting_is_refused_before_ray_starts(section, overrides, says, tmp_path):

@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from ray.exceptions import RayActorError
 
 from rollalloc.drivers.verl import plugin, trainer, workers
+from rollalloc.drivers.verl.client import LIVE, Live
 from rollalloc.drivers.verl.rounds import SessionOutcome
 
 pytestmark = pytest.mark.verl
@@ -129,6 +130,16 @@ def test_a_rollout_is_truncated_wherever_it_was_cut(positions, max_model_len, pr
     worker = worker_of(positions, max_model_len)
     assert worker._outcome(("g0", 0), [output_of(prompt, response, 5)]).truncated is truncated
     assert worker._outcome(("g0", 0), [output_of(prompt, response, 0)]).truncated is False
+
+
+@pytest.mark.parametrize(("limit", "response", "truncated"), [(12, 12, True), (12, 11, False), (30, 20, True)])
+def test_a_rollout_that_its_recipe_stopped_is_truncated(limit, response, truncated):
+    token = LIVE.set(Live(limit=limit))
+    try:
+        assert worker_of(64)._outcome(("g0", 0), [output_of(10, response, 5)]).truncated is truncated
+        assert worker_of(64)._outcome(("g0", 0), [output_of(10, response, 0)]).truncated is False
+    finally:
+        LIVE.reset(token)
 
 
 def test_a_model_of_too_few_positions_is_said(caplog):

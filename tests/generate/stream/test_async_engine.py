@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from rollalloc import recipes
+from rollalloc import Limit, recipes
 from rollalloc.models.settings import Sampling, Streaming
 from rollalloc.recipes.streaming import streamed
 from rollalloc.train.train import Stopped
@@ -113,6 +113,7 @@ RESUMED = {
     "dapo": recipes.dapo(4, 4, 8, surplus="carry"),
     "pilot_commit": recipes.pilot_commit(4, 2, 6, 12),
     "darts": recipes.darts(4, 3, 1, tail="sampled"),  # stops rollouts that run
+    "limited": recipes.raft(24).replace(limit=Limit(share=0.2, every=2, last=16)),
 }
 IN_TURN = {"sampling": Sampling(8, max_rows=20), "learning_rate": 0.02, "checkpoint_every": 1}
 

@@ -7,7 +7,7 @@ from the number of the rollout and not from the weights; `test_backends` has wha
 import pytest
 
 from arithmetic import assert_same_gradients, gradients_of, tokens_by_key
-from rollalloc import recipes
+from rollalloc import Limit, recipes
 from rollalloc.models.settings import Lora, Sampling, Streaming
 
 # The asynchronous engine, which waits for its rollouts before each update instead of going on over it.
@@ -23,6 +23,7 @@ TIMELESS = {
     "darts, none": recipes.darts(4, 2, 1, tail="none"),
     "foresight": recipes.foresight(8, exponent=None),
 }
+LIMITED = recipes.reinforce(16).replace(limit=Limit(share=0.05, every=2, last=16))
 
 
 def trained(trainer):
@@ -61,6 +62,40 @@ def test_both_engines_make_the_same_batches(trainer_of, name):
         assert_same_batches(trained(waves), trained(streams))
     assert_same_gradients(expected, taken)
     assert waves.allocator.accounts() == streams.allocator.accounts()
+
+
+@pytest.mark.parametrize("engine", [{}, IN_PROCESS], ids=["sync", "async"])
+def test_rollouts_are_stopped_at_the_limit_of_their_order(trainer_of, engine):
+    """Some batches have a limit that stops rollouts, and each that is stopped has exactly so many tokens."""
+    trainer = trainer_of(LIMITED, max_batches=10, sampling=Sampling(8), **engine)
+    limit_of, results = {}, []
+    submit, poll = trainer.engine.submit, trainer.engine.poll
+
+    def submitting(orders):
+        limit_of.update({rollout: order.limit for order in orders for rollout in order.rollouts})
+        submit(orders)
+
+    def polling(*, wait=True):
+        ended = poll(wait=wait)
+        results.extend(ended)
+        return ended
+
+    trainer.engine.submit, trainer.engine.poll = submitting, polling
+    trainer.run()
+    limited = [result for result in results if limit_of[result.rollout] is not None]
+    stopped = [result for result in limited if result.truncated]
+    assert len(stopped) < len(limited) < len(results)
+    assert all(result.tokens == limit_of[result.rollout] for result in stopped)
+    assert all(result.tokens <= limit_of[result.rollout] for result in limited)
+    assert any(result.tokens < 8 for result in stopped)
+
+
+def test_both_engines_stop_at_the_same_limits(trainer_of):
+    changes = {"max_batches": 10, "sampling": Sampling(8)}
+    waves, streams = trainer_of(LIMITED, **changes), trainer_of(LIMITED, **changes, **IN_PROCESS)
+    assert_same_batches(trained(waves), trained(streams))
+    assert waves.allocator.state_dict()["right_lengths"] == streams.allocator.state_dict()["right_lengths"] != []
+    assert waves.allocator.limit is not None
 
 
 def test_both_engines_make_the_same_batches_with_adapters_and_after_a_resume(trainer_of, policy_of, tmp_path):

@@ -15,7 +15,7 @@ from rollalloc.rewards.function import Scored
 from rollalloc_lab.simulate.cluster import Scenario
 from rollalloc_lab.simulate.fleet import Fleet
 from rollalloc_lab.simulate.result import Books, Result
-from rollalloc_lab.simulate.workload import SimulatedOutcome
+from rollalloc_lab.simulate.workload import SimulatedOutcome, within
 
 # In the tail, no rollout waits, and the number of running rollouts is below this share of its maximum for the batch.
 TAIL = 0.1
@@ -170,7 +170,7 @@ class Simulation:
             if prefill and (order.group, at) not in prefilled:
                 prefilled.add((order.group, at))
                 fleet.pause(at, prefill)
-            outcome = self.world.outcome(order.prompt, rollout)
+            outcome = within(self.world.outcome(order.prompt, rollout), order.limit)
             self.made[rollout] = (outcome, version)
             fleet.start(rollout, outcome.tokens, at, prompt)
 

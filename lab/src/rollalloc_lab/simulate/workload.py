@@ -32,6 +32,13 @@ class SimulatedOutcome(NamedTuple):
     right: bool
 
 
+def within(outcome: SimulatedOutcome, limit: int | None) -> SimulatedOutcome:
+    """The outcome of a rollout that is stopped at a limit: what is longer is wrong."""
+    if limit is None or outcome.tokens <= limit:
+        return outcome
+    return outcome._replace(tokens=limit, truncated=True, right=False)
+
+
 class SimulatedWorld(Protocol):
     """One random draw of all prompts. A rollout's outcome is a function of (prompt, rollout)."""
 

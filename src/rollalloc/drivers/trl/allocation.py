@@ -185,7 +185,11 @@ class Allocation:
             return
         asked = {prompt: row["prompt"] for prompt, row in rows.items()}
         tokens_of = dict(zip(asked, encode(trainer, list(asked.values())), strict=True))
-        requests = [Request(prompt, tokens_of[prompt], tuple(rollouts)) for prompt, rollouts in rollouts_of.items()]
+        limits = {order.prompt: order.limit for order in actions.generate}
+        requests = [
+            Request(prompt, tokens_of[prompt], tuple(rollouts), limits[prompt])
+            for prompt, rollouts in rollouts_of.items()
+        ]
 
         def scored(made: Sequence[Generation]) -> _Scored:
             of = [prompt_of[each.rollout] for each in made]
@@ -205,7 +209,7 @@ class Allocation:
                 ended = stream.send(self._ask(capacity=0).cancel)
             self._take([scored(ended)])  # `next_batch` calls `_ask` after this
         else:
-            self._take(by_all(lambda: scored(generate(requests))))
+            self._take(by_all(lambda: scored(generate(requests, dict.fromkeys(limits.values())))))
 
     def _take(self, shares: Sequence[_Scored]) -> None:
         """Report the finished rollouts of all processes to the core, ordered by id."""

@@ -431,6 +431,26 @@ def check_stops(recipe: Recipe, can_stop: bool) -> None:
         )
 
 
+def check_limit(recipe: Recipe, args: Any, several_turns: bool) -> None:
+    """Check a recipe that stops rollouts at a length.
+
+    Raises:
+        ValueError: a rollout has several turns. A limit on its length would also count the tools' answers.
+    """
+    if recipe.limit is None:
+        return
+    if several_turns:
+        raise ValueError(
+            "the recipe stops rollouts at a length (limit_at), which is not supported with tools and environments; leave "
+            "limit_at out"
+        )
+    if args.mask_truncated_completions:
+        log.warning(
+            "mask_truncated_completions leaves the rollouts out of the loss that the recipe stops (limit_at), so that the "
+            "model does not learn to avoid them"
+        )
+
+
 def check_saving(args: Any, state: Any) -> None:
     """Raise an error if a checkpoint would be saved between the optimizer steps of one batch.
 

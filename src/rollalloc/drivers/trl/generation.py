@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 from collections import abc
 from collections.abc import Iterable, Sequence
+from contextlib import contextmanager
 from inspect import signature
 from typing import Any, Literal, TypeVar
 
@@ -87,18 +88,49 @@ class Generator:
         self._synced_at = self._model = None
         self.trainer._step = 0
 
-    def __call__(self, requests: Sequence[Request]) -> list[Generation]:
-        """Generate one completion per rollout, in the order of the requests."""
+    def __call__(self, requests: Sequence[Request], limits: Iterable[int | None] = (None,)) -> list[Generation]:
+        """Generate one completion per rollout.
+
+        Args:
+            requests: those of this process.
+            limits: the different limits of the requests of all processes, in the same order in each of them. TRL's
+                back-ends generate what has the same limit in one call, and every process takes part in each call.
+        """
         if self.samples:
             return sampler.generate(requests=requests, **self._sampler)
-        prompts = [request.tokens for request in requests for _ in request.rollouts]
-        rollouts = [rollout for request in requests for rollout in request.rollouts]
-        completions, logprobs = self.complete(prompts)
-        likely = self.filled(list(zip(prompts, completions, strict=True)), logprobs)
-        return [
-            Generation(rollout, tokens, logprob_T, truncated=tokens[-1] not in self.eos_ids)
-            for rollout, tokens, logprob_T in zip(rollouts, completions, likely, strict=True)
-        ]
+        made: list[Generation] = []
+        for limit in limits:
+            asked = [request for request in requests if request.limit == limit]
+            prompts = [request.tokens for request in asked for _ in request.rollouts]
+            rollouts = [rollout for request in asked for rollout in request.rollouts]
+            with self._limited_to(limit):
+                completions, logprobs = self.complete(prompts)
+            likely = self.filled(list(zip(prompts, completions, strict=True)), logprobs)
+            made += [
+                Generation(rollout, tokens, logprob_T, truncated=tokens[-1] not in self.eos_ids)
+                for rollout, tokens, logprob_T in zip(rollouts, completions, likely, strict=True)
+            ]
+        return made
+
+    @contextmanager
+    def _limited_to(self, limit: int | None) -> abc.Iterator[None]:
+        """Let TRL's back-end generate at most this many tokens."""
+        trainer = self.trainer
+        if limit is None:
+            yield
+            return
+        vllm = trainer.use_vllm
+        holder, name = (
+            (trainer.vllm_generation, "max_completion_length")
+            if vllm
+            else (trainer.generation_config, "max_new_tokens")
+        )
+        before = getattr(holder, name)
+        setattr(holder, name, min(limit, before))
+        try:
+            yield
+        finally:
+            setattr(holder, name, before)
 
     @property
     def can_stop(self) -> bool:

@@ -29,6 +29,7 @@ class Live:
     """A running session: the model's turns, and the work of the agent loop between them.
 
     Attributes:
+        limit: maximum number of generated tokens, of the recipe. None: verl's own.
         patience: seconds that the agent loop may spend between two turns, for example in a tool. None: no limit.
         tokens: number of tokens generated in finished requests.
         first_version: version of the weights at the first token; None if unknown.
@@ -40,6 +41,7 @@ class Live:
     """
 
     patience: float | None = None
+    limit: int | None = None
     tokens: int = 0
     first_version: int | None = None
     last_version: int | None = None

@@ -20,6 +20,7 @@ from rollalloc.drivers.verl.settings import SECTION, WITHOUT_GROUPS, VerlSetting
 
 MANAGER = "rollalloc.drivers.verl.workers.Manager"
 log = logging.getLogger(__name__)
+SINGLE_TURN = "single_turn_agent"  # verl's agent loop without tools
 _OR_NO_STOPS = "or choose a recipe that does not stop rollouts"
 ENGINES_THAT_STOP = ("vllm", "sglang")  # the engines in which `client` can abort single requests
 
@@ -133,6 +134,11 @@ def _conflicts(config: Any, settings: VerlSettings) -> Iterator[str]:
         yield (
             f"the recipe stops rollouts, so rollout.name must be one of {', '.join(ENGINES_THAT_STOP)}, got "
             f"{rollout.name}; change it, {_OR_NO_STOPS}"
+        )
+    if settings.recipe.limit is not None and (loop := rollout.agent.default_agent_loop) != SINGLE_TURN:
+        yield (
+            f"the recipe stops rollouts at a length (limit_at), which counts all turns of the model, so "
+            f"rollout.agent.default_agent_loop must be {SINGLE_TURN}, got {loop}; change it, or leave limit_at out"
         )
     if settings.recipe.stopping and rollout.disaggregation.enabled:
         yield (

@@ -20,7 +20,7 @@ from rollalloc.core.prompts import PromptTable
 from rollalloc.data.feature_file import read_features
 from rollalloc.data.prompts import prompt_keys
 from rollalloc.data.public import SAMPLES
-from rollalloc.drivers.verl.reserved import refuse_columns
+from rollalloc.drivers.verl.reserved import LIMIT, refuse_columns
 from rollalloc.drivers.verl.rounds import Submission
 
 
@@ -90,6 +90,7 @@ class Prompts:
         batch = collate_fn([self._dataset[submission.prompt] for submission in submissions])
         batch["uid"] = np.array([submission.uid for submission in submissions], dtype=object)
         batch[SAMPLES] = np.array([len(submission.rollouts) for submission in submissions], dtype=object)
+        batch[LIMIT] = np.array([submission.limit or 0 for submission in submissions], dtype=object)
         rows = tu.get_tensordict(batch)
         tu.assign_non_tensor_data(rows, "global_steps", step)
         return rows

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+LIMIT = "__rollout_limit__"  # the driver's column with the maximum number of tokens of a rollout; 0: verl's own
 _OF_THE_LOOP = "an argument of verl's agent loops"
 _OF_THE_PROMPT = "set for each prompt by the trainer"
 _GENERATED = "where verl stores what was generated or computed for a rollout"
 _OF_THE_REWARD = "added by verl to what the reward receives"
 _COLUMNS = {
     _OF_THE_LOOP: ("sampling_params", "trajectory", "trace", "session_id", "output", "validate", "priority", "self"),
-    _OF_THE_PROMPT: ("uid", "__rollout_n__", "global_steps"),
+    _OF_THE_PROMPT: ("uid", "__rollout_n__", LIMIT, "global_steps"),
     _OF_THE_REWARD: ("reward_scores", "tool_extra_fields", "__num_turns__", "prompt_len", "response_len"),
     _GENERATED: (
         *("prompts", "responses", "response_mask", "attention_mask", "input_ids", "position_ids", "loss_mask"),

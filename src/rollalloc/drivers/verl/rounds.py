@@ -29,11 +29,13 @@ class Submission:
         uid: a uid that is never used again. It has no underscore, because verl splits row keys at underscores.
         prompt: index of the prompt in the data set.
         rollouts: ids of the rollouts in the core.
+        limit: maximum number of generated tokens of a rollout; None: verl's own.
     """
 
     uid: str
     prompt: int
     rollouts: tuple[int, ...]
+    limit: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,7 +381,7 @@ class Rounds:
             self._begun.setdefault(order.group, self.allocator.version)
             # An order may come in parts. The id of the first rollout makes the uid of each part unique.
             uid = f"g{order.group}s{order.stage}r{order.rollouts[0]}{again}"
-            submissions.append(Submission(uid, order.prompt, order.rollouts))
+            submissions.append(Submission(uid, order.prompt, order.rollouts, order.limit))
             self._running |= {(uid, at): rollout for at, rollout in enumerate(order.rollouts)}
         if submissions:
             self.crew.submit(submissions)

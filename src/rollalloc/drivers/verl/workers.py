@@ -23,6 +23,7 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorke
 from verl.workers.rollout.utils import get_max_position_embeddings
 
 from rollalloc.drivers.verl.client import LIVE, Live, SessionStopped
+from rollalloc.drivers.verl.reserved import LIMIT
 from rollalloc.drivers.verl.rounds import Session, SessionOutcome
 from rollalloc.drivers.verl.scores import ACC, read_score
 from rollalloc.files.text import error_text
@@ -132,15 +133,24 @@ class Worker(AgentLoopWorkerTQ.__ray_actor_class__):  # pyright: ignore
         if not prompt.pop("__do_sample__", True):
             apply_greedy_sampling_params(sampling_params := dict(sampling_params))
         options = {"trajectory": trajectory, "trace": trace}
-        sessions = range(prompt.pop("__rollout_n__"))
-        await asyncio.gather(*(self._run_session(session, prompt, sampling_params, options) for session in sessions))
+        sessions, limit = range(prompt.pop("__rollout_n__")), prompt.pop(LIMIT, 0) or None
+        if limit is not None:
+            sampling_params = sampling_params | {"max_tokens": limit}
+        await asyncio.gather(
+            *(self._run_session((index, limit), prompt, sampling_params, options) for index in sessions)
+        )
 
     async def _run_session(
-        self, index: int, prompt: dict[str, Any], sampling_params: dict[str, Any], options: dict[str, Any]
+        self,
+        of: tuple[int, int | None],
+        prompt: dict[str, Any],
+        sampling_params: dict[str, Any],
+        options: dict[str, Any],
     ) -> None:
-        """Run one session and record its outcome."""
+        """Run one session, of an index and a limit, and record its outcome."""
+        index, limit = of
         session = (prompt["uid"], index)
-        live = self._live[session] = Live(self._tool_timeout)
+        live = self._live[session] = Live(self._tool_timeout, limit)
         LIVE.set(live)  # only for this session, because each session is a task with its own context
         reason, cancelled = "the agent loop returned nothing", False
         try:
@@ -194,7 +204,8 @@ class Worker(AgentLoopWorkerTQ.__ray_actor_class__):  # pyright: ignore
         first, last, live = outputs[0], outputs[-1], LIVE.get() or Live()
         scored = self._score_of(last)
         length = len(last.response_ids)
-        full = length >= self.rollout_config.response_length or len(last.prompt_ids) + length >= self._max_tokens
+        most = min(self.rollout_config.response_length, live.limit or length + 1)
+        full = length >= most or len(last.prompt_ids) + length >= self._max_tokens
         return SessionOutcome(
             *session,
             # The number of generated tokens in all turns, including turns that the agent loop dropped.

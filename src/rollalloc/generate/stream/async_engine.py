@@ -40,6 +40,7 @@ class AsyncEngine(LocalEngine):
     """
 
     streams = True
+    limits = True
 
     def __init__(self, *shared: Any, begin: Callable[[int], Backend], streaming: Streaming) -> None:
         super().__init__(*shared)
@@ -69,7 +70,7 @@ class AsyncEngine(LocalEngine):
                 if rollout not in self._order_of:  # the back-end already has the rollouts from a checkpoint
                     self._order_of[rollout] = order
                     self._running.add(rollout)
-                    rows.append(RunningRow(rollout, order.prompt, self.prompts.tokens[order.prompt]))
+                    rows.append(RunningRow(rollout, order.prompt, self.prompts.tokens[order.prompt], limit=order.limit))
         if rows:
             self._opened.submit(rows)
 
@@ -150,7 +151,7 @@ class AsyncEngine(LocalEngine):
         now = self._in_flight()
         described, sampled = pack_generations(now.generations)
         entries = [
-            [*(rollout, length, made.cancelled, order.prompt, order.group, order.stage), [*map(list, made.spans)]]
+            [rollout, length, made.cancelled, *order[:3], order.limit, [*map(list, made.spans)]]
             for (rollout, length, _), made, order in zip(described, now.generations, now.orders, strict=True)
         ]
         state["stream"] = {"in_flight": entries, "straddled": self._straddled, "paces": self._paces.tolist()}
@@ -164,8 +165,8 @@ class AsyncEngine(LocalEngine):
         sampled = {name: tensors[f"stream_{name}"] for name in ("tokens", "logprobs")}
         made = unpack_generations(described, sampled)
         orders: list[Order] = []
-        for at, (rollout, _, stopped, prompt, group, stage, spans) in enumerate(stream["in_flight"]):
-            orders.append(Order(group, prompt, stage, (rollout,)))
+        for at, (rollout, _, stopped, group, prompt, stage, limit, spans) in enumerate(stream["in_flight"]):
+            orders.append(Order(group, prompt, stage, (rollout,), limit))
             spans = tuple((version, count) for version, count in spans)
             made[at] = replace(made[at], cancelled=stopped, spans=spans)
         self._loaded = _InFlight(tuple(made), tuple(orders))
@@ -199,7 +200,8 @@ class AsyncEngine(LocalEngine):
             if generation.cancelled:
                 self._ended_before.append(generation)
             else:
-                rows.append(RunningRow(rollout, order.prompt, self.prompts.tokens[order.prompt], generation))
+                prompt = order.prompt
+                rows.append(RunningRow(rollout, prompt, self.prompts.tokens[prompt], generation, order.limit))
         if rows:
             backend.submit(rows)
         self._loaded = _InFlight()

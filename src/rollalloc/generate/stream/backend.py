@@ -37,12 +37,14 @@ class RunningRow:
         tokens: the prompt's token ids, at least one.
         sampled: the tokens sampled before the rollout was paused, with the versions of the weights. Sampling continues
             after them.
+        limit: maximum number of its tokens, if it is lower than `Sampling.max_new_tokens`; else None.
     """
 
     rollout: int
     prompt: int
     tokens: tuple[int, ...]
     sampled: Generation = NOTHING_YET
+    limit: int | None = None
 
 
 def spans_of(versions: Sequence[int]) -> tuple[tuple[int, int], ...]:

@@ -22,7 +22,7 @@ from rollalloc.models.weights import load_weights, weights_of
 
 _PREFILL_TOKENS = 1 << 15  # maximum number of tokens, padding included, in one prefill of paused rows
 # Names of the arrays with one entry per row in `LocalBackend`.
-_OF_ROWS = ("_key_R", "_count_R", "_position_R", "_tokens_RT", "_logprobs_RT", "_versions_RT")
+_OF_ROWS = ("_key_R", "_count_R", "_position_R", "_most_R", "_tokens_RT", "_logprobs_RT", "_versions_RT")
 
 
 class LocalBackend:
@@ -60,6 +60,7 @@ class LocalBackend:
         self._key_R = np.zeros(0, np.uint64)
         self._count_R = np.zeros(0, np.int64)  # number of tokens of the completion so far
         self._position_R = np.zeros(0, np.int64)  # position of the newest token
+        self._most_R = np.zeros(0, np.int64)  # number of tokens with which the rollout ends
         width = self._sampling.max_new_tokens
         self._tokens_RT = np.zeros((0, width), np.int64)
         self._logprobs_RT = np.zeros((0, width), np.float32)
@@ -198,6 +199,8 @@ class LocalBackend:
         )
         self._count_R[new] = [len(row.sampled.tokens) for row in joining]
         self._position_R[new] = length_K - 1
+        most = self._sampling.max_new_tokens
+        self._most_R[new] = [min(row.limit or most, most) for row in joining]
         for at, row in enumerate(joining, start=first):
             before = slice(0, len(row.sampled.tokens))
             self._tokens_RT[at, before], self._logprobs_RT[at, before] = row.sampled.tokens, row.sampled.logprobs
@@ -216,7 +219,7 @@ class LocalBackend:
         self._logprobs_RT[rows_B, at_B] = logprobs_B
         self._versions_RT[rows_B, at_B] = self._version
         self._count_R[:count] += 1
-        return np.flatnonzero(self._ends_V[tokens_B] | (at_B + 1 == self._sampling.max_new_tokens))
+        return np.flatnonzero(self._ends_V[tokens_B] | (at_B + 1 >= self._most_R[:count]))
 
     def _leave(self, rows_K: NDArray[np.int64], cancelled: bool = False) -> list[Generation]:
         """Remove rows and return their rollouts in their present state."""
