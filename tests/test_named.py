@@ -152,6 +152,8 @@ def made_or_not(name, parameters):
             r"grpo has no parameter 'group' \(did you mean 'groups'\?\); it takes groups, n",
         ),
         ("dapo+pods", {"mm": 4}, r"dapo\+pods has no parameter 'mm' .did you mean 'm'"),
+        ("GRPO", {}, r"unknown recipe 'GRPO' .did you mean 'grpo'"),
+        ("cgrpo", {"sizes_s": 4}, r"cgrpo has no parameter 'sizes_s' .did you mean 'sizes_S'"),
         ("dapo+podz", {}, r"unknown recipe 'podz' .did you mean 'pods'"),
         (":", {}, "expected package.module:object"),
         ("my_recipe.py:make", {}, "No module named 'my_recipe'; install it, or run from the folder that holds it"),

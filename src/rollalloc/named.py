@@ -377,8 +377,9 @@ def near(word: str, known: Iterable[str]) -> str:
     released = _RELEASED.get(word.rpartition(".")[2])
     if released in known:
         return f" ({released!r} is our name for it)"
-    close = get_close_matches(word, known, n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
+    in_any_case = {name.casefold(): name for name in known}
+    close = get_close_matches(word.casefold(), in_any_case, n=1)
+    return f" (did you mean {in_any_case[close[0]]!r}?)" if close else ""
 
 
 def name_of(description: Any) -> str | None:

@@ -3,6 +3,7 @@
 # pyright: reportArgumentType=false
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -170,8 +171,12 @@ def test_keys_outlive_a_re_ordering(tmp_path_factory, rows, random):
 
 
 def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"absent\.parquet: no such file"):
+    with pytest.raises(FileNotFoundError, match=r"absent\.parquet: no such file; prompts are read from [^;]*$"):
         load_prompts(tmp_path / "absent.parquet")
+    with pytest.raises(
+        FileNotFoundError, match=r"openai.gsm8k: no such file; .*; if it is a name on the Hugging Face hub, `"
+    ):
+        load_prompts(Path("openai/gsm8k"))
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,8 @@ def read_rows(path: Path) -> Iterator[tuple[str, Any]]:
     if path.is_dir():
         raise ValueError(f"expected a file, {path} is a folder{what_to_do_with(path)}")
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file; prompts are read from {', '.join(_FORMATS)} files")
+        hub = f"; if it is a name on the Hugging Face hub, {_HUB}" if len(path.parts) == 2 and not path.suffix else ""
+        raise FileNotFoundError(f"{path}: no such file; prompts are read from {', '.join(_FORMATS)} files{hub}")
     read, _ = _format(path)
     place = None
     for number, row in read(path):
@@ -41,6 +42,9 @@ def read_rows(path: Path) -> Iterator[tuple[str, Any]]:
         yield place, row
     if place is None:
         raise ValueError(f"{path}: expected at least one row, but the file has none; write it again or leave it out")
+
+
+_HUB = "`rollalloc data prepare` writes some sets, and `datasets.load_dataset(...).to_parquet(FILE)` any"
 
 
 def what_to_do_with(folder: Path) -> str:
