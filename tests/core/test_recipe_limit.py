@@ -98,9 +98,10 @@ def test_the_limit_follows_right_answers_as_they_grow():
 
 
 def test_what_a_limit_let_through_does_not_lower_it():
-    """Right rollouts have 11, 13, … 19 tokens throughout; those within the limit have 15 at most."""
-    limits = {made[0] for made in played(Allocator(QUICK, 256, 0), 50)}
-    assert limits == {None, 15}
+    """Right rollouts have 11, 13, … 19 tokens throughout, and half of those within the limit have 13 at most."""
+    recipe = recipes.raft(4).replace(limit=Limit(share=0.5, every=8, last=16))
+    made = played(Allocator(recipe, 256, 0), 40, tokens=lambda rollout: 10 + 7 * rollout % 10)
+    assert {limits[0] for limits in made} == {None, 15}
 
 
 def test_wrong_failed_and_stopped_rollouts_do_not_count():
