@@ -43,6 +43,8 @@ def furnish(folder: Path) -> None:
     for name, rows in {"train": ROWS[:120], "heldout": ROWS[120:]}.items():
         write_rows(folder / "runs" / "chat" / "filter" / f"{name}.parquet", rows)
     write_rows(folder / "gsm8k.jsonl", [{"question": f"{n} + 1", "answer": f"#### {n + 1}"} for n in range(3)])
+    said = [[{"role": "user", "content": f"{n} + 1"}, {"role": "assistant", "content": f"{n + 1}"}] for n in range(3)]
+    write_rows(folder / "openai.jsonl", [{"messages": each} for each in said])
     write_rows(folder / "trl.parquet", [{"prompt": f"{n} + 1", "solution": str(n + 1)} for n in range(3)])
     furnish_curriculum(folder)
     verl = {"step": 1, "data": {"val-core/openai/gsm8k/acc/mean@1": 0.5}}
