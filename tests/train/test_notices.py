@@ -12,7 +12,7 @@ from rollalloc.rewards.function import Scored, Unscored
 from rollalloc.train.config import Config
 from rollalloc.train.evaluation import Breadth, Evaluation
 from rollalloc.train.loading import check_run
-from rollalloc.train.notices import Notices, counted, of_first_evaluation
+from rollalloc.train.notices import Notices, counted, of_first_evaluation, of_lost_variety
 from rollalloc.train.train import train
 from tiny_policy import lines_of
 
@@ -68,6 +68,40 @@ def test_the_first_evaluation_says_that_a_model_is_never_right_where_accuracy_is
     assert said.startswith(
         "the model hardly ever gives the right answer to a held-out prompt: accuracy 0.0002, pass@8 0.0016"
     )
+
+
+def of(accuracy, pass_at_k, k=8):
+    breadth = Breadth(k, pass_at_k, None, None, None, None, None)
+    return Evaluation(accuracy, None, breadth=breadth)
+
+
+@pytest.mark.parametrize(
+    ("first", "now", "says"),
+    [
+        (of(0.1, 0.45), of(0.32, 0.33), "pass@8 0.33 is hardly above the accuracy 0.32, and was 0.45 to 0.1 before"),
+        (of(0.1, 0.45), of(0.32, 0.4), None),  # attempts differ
+        (of(0.1, 0.15), of(0.32, 0.33), None),  # they hardly differed before training
+        (of(0.1, 0.45), of(0.95, 0.96), None),  # solved
+        (of(0.1, 0.45), of(0.0, 0.0), None),  # never right, whatever it answers
+        (of(0.1, 0.45, k=1), of(0.32, 0.32, k=1), None),  # one attempt
+        (Evaluation(0.1, None), of(0.32, 0.33), None),
+        (of(0.1, 0.45), Evaluation(None, None), None),
+    ],
+)
+def test_a_policy_that_has_lost_its_variety_without_being_right_is_told_by_pass_at_k(first, now, says):
+    said = of_lost_variety(first, now)
+    assert said is None if says is None else says in str(said)
+
+
+def test_lost_variety_is_said_once_and_compared_with_the_initial_model(caplog):
+    looked = Looked()
+    for _ in range(2):
+        looked.notices.check_later_evaluation(of(0.32, 0.33))  # of a resumed run, whose first evaluation is not known
+    assert not caplog.messages
+    looked.notices.check_first_evaluation(of(0.1, 0.45))
+    for _ in range(2):
+        looked.notices.check_later_evaluation(of(0.32, 0.33))
+    assert len(caplog.messages) == 1
 
 
 def test_reasons_are_counted_the_commonest_first_and_made_fit_to_be_shown():

@@ -1,4 +1,6 @@
-"""Warnings, given once per process, about a reward that fails, never differs, is not a success rate or is slow."""
+"""Warnings, given once per process, about a reward that fails, never differs, is not a success rate or is slow, and about
+a policy that gives the same answers each time.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +23,9 @@ _MANY = 0.1  # warn if at least this share of samples has no score
 _HALF = 0.5  # warn if at least half of the samples are truncated, or if scoring takes at least half of the time
 _HARDLY = 1e-3  # below this exact accuracy, warn that rollouts are hardly ever right
 _SLOW_S = 10.0  # check the share of time spent on scoring only after this many seconds of training
+# A policy has lost its variety if pass@k was above the accuracy by `_VARIED` at first, and is now by at most `_ALIKE`. This
+# cannot be told from fewer than `_ATTEMPTS` attempts, nor if nearly all or nearly none are right.
+_VARIED, _ALIKE, _ATTEMPTS, _BETWEEN = 0.1, 0.02, 4, (0.1, 0.9)
 _ROUNDING = 1e-6  # tolerance for means of float32 scores near 0 or 1
 _NAMED = 2  # number of reasons that a warning names
 
@@ -45,9 +50,11 @@ class Notices:
         self._said: set[str] = set()
         self._last_warning: str | None = None
         self._differs = False  # whether the first evaluation found scores that differ
+        self._first: Evaluation | None = None  # of the initial model; None in a resumed run
 
     def check_first_evaluation(self, evaluation: Evaluation) -> None:
         """Check the evaluation of the initial model."""
+        self._first = evaluation
         self._differs = evaluation.accuracy is not None and evaluation.sampled > 0 and evaluation.constant is None
         for text in of_first_evaluation(evaluation):
             self._warn_once(text, text)
@@ -58,6 +65,11 @@ class Notices:
         if evaluation.accuracy is not None and not -_ROUNDING <= evaluation.accuracy <= 1 + _ROUNDING:
             self._warn_once("no rate", _of_no_rate(f"the mean held-out metric is {evaluation.accuracy:.4g}"))
         self._check_time()
+
+    def check_later_evaluation(self, evaluation: Evaluation) -> None:
+        """Check whether the attempts at a prompt still differ as those of the initial model did."""
+        if self._first is not None and (text := of_lost_variety(self._first, evaluation)) is not None:
+            self._warn_once("lost variety", text)
 
     def check_rollouts(self, allocator: Allocator, outcomes: Outcomes) -> None:
         """Check the rollouts scored so far. Call this even before the first batch, which may take long."""
@@ -172,6 +184,20 @@ def of_first_evaluation(evaluation: Evaluation) -> Iterator[str]:
             "most rollouts will teach nothing. Check the form of the prompts and of the ground truths; if they are sound, "
             "take easier prompts or a stronger model"
         )
+
+
+def of_lost_variety(first: Evaluation, now: Evaluation) -> str | None:
+    """The warning that the policy gives nearly the same answers each time, though it does not know the right ones."""
+    if first.accuracy is None or now.accuracy is None or first.breadth is None or now.breadth is None:
+        return None
+    before, gap = first.breadth.pass_at_k - first.accuracy, now.breadth.pass_at_k - now.accuracy
+    if now.breadth.k < _ATTEMPTS or before < _VARIED or gap > _ALIKE or not _BETWEEN[0] <= now.accuracy <= _BETWEEN[1]:
+        return None
+    return (
+        f"the policy gives nearly the same answer each time: pass@{now.breadth.k} {now.breadth.pass_at_k:.2g} is hardly "
+        f"above the accuracy {now.accuracy:.2g}, and was {first.breadth.pass_at_k:.2g} to {first.accuracy:.2g} before "
+        "training. From such rollouts little more is learned. Try a lower --learning-rate, from the start"
+    )
 
 
 def _of_no_rate(what: str) -> str:

@@ -387,6 +387,8 @@ class Loop(ABC):
             self.grid.add(version, evaluation)
             if is_first:
                 self._notices.check_first_evaluation(evaluation)
+            else:
+                self._notices.check_later_evaluation(evaluation)
         figures = self.grid.record(at) | {"eval_seconds": round(time.perf_counter() - started, 4)}
         self._write({"kind": "eval", **self.counters.made, **figures}, {"examples": self.engine.examples()})
 
