@@ -34,11 +34,11 @@ no final run had begun: the rule is now a part of recipes (`Recipe.limit`), and 
 called `limit-Q`, use that one. It counts the last 64 right rollouts of groups without a limit, not four batches, and
 has no limit before it knows 16. The tuning runs were made by the rule of this script at cd78351f.
 
-Second round, written at 14:26, after a look at the final runs, and at `limit-0.95` on walks/brief, which was added to them
-after it (its ends .419 .426 .405 .404 .342, whole .434 .418 .379 .371 .330; limit-0.8 ended at .323 in the mean, so it is too
-short there). Is .95 one setting for both tasks? `again OUT`: seeds 9661 to 9665, which nothing was looked at with, whole, the
-task's fixed limit and limit-0.95, all at 6e-4, with the targets and the bar above. No other share is tried. If it meets the
-bar, .95 becomes the default of `Limit`.
+Second round, written at 14:25, after a look at the final runs, and at `limit-0.95` on walks/brief, which was added to
+them after it (its ends .419 .426 .405 .404 .342, whole .434 .418 .379 .371 .330; limit-0.8 ended at .323 in the mean, so
+it is too short there). Is .95 one setting for both tasks? `again OUT`: seeds 9661 to 9665, which nothing was looked at
+with, whole, the task's fixed limit and limit-0.95, all at 6e-4, with the targets and the bar above. No other share is
+tried. If it meets the bar, .95 becomes the default of `Limit`.
 """
 
 from __future__ import annotations
