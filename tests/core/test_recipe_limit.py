@@ -140,9 +140,34 @@ def test_a_group_keeps_its_limit_over_a_save():
     assert again.outstanding().generate == orders
     assert again.limit == 15
     state = allocator.state_dict()
-    state["groups"][0]["limit"] = 0
-    with pytest.raises(ValueError, match=r"groups\[0\].*limit.*at least 1"):
-        again.load_state_dict(state)
+    for wrong, message in ((0, "at least 1"), (15.5, "a whole number"), (float("inf"), "a whole number")):
+        state["groups"][0]["limit"] = wrong
+        with pytest.raises(ValueError, match=rf"groups\[0\].*limit.*{message}"):
+            again.load_state_dict(state)
+
+
+def test_another_data_set_begins_without_a_limit():
+    """Right answers to its prompts may be longer, and up to seven batches would be stopped at the old limit."""
+    allocator = Allocator(QUICK, 64, 0)
+    played(allocator, 8)
+    again = Allocator(QUICK, 65, 0)
+    again.load_state_dict(allocator.state_dict(), remap=[*range(64), -1])
+    assert (allocator.limit, again.limit) == (15, None)
+    played(again, 8)
+    assert again.limit == 15
+
+
+def test_a_run_resumes_with_the_limit_switched_on_off_or_changed():
+    plain, lower = recipes.raft(4), QUICK.replace(limit=Limit(share=0.2, every=3, last=16))
+    allocator = Allocator(QUICK, 64, 0)
+    played(allocator, 8)
+    for recipe, limit in ((lower, 11), (plain, None), (QUICK, None)):  # without a limit, no lengths are kept
+        again = Allocator(recipe, 64, 0)
+        again.load_state_dict(allocator.state_dict(), accept_recipe=True)
+        assert again.limit == limit
+        allocator = again
+    played(allocator, 8)
+    assert allocator.limit == 15
 
 
 def test_without_a_limit_no_order_has_one_and_no_length_is_kept():

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from rollalloc import Allocator, recipes
+from rollalloc import Allocator, Limit, recipes
 from rollalloc.core import teaching
+from rollalloc.core.events import Done
 from rollalloc.generate.outcomes import Outcomes
 from rollalloc.models.settings import Sampling
 from rollalloc.rewards.function import Scored, Unscored
@@ -140,6 +141,17 @@ def test_rollouts_that_are_cut_off_are_said_once_where_no_evaluation_did(caplog)
         looked.after(*[Scored(0.5, 0.5)] * 64, truncated=True)
     [said] = caplog.messages
     assert said.startswith("64 of the first 64 rollouts were cut off at 4 tokens")
+
+
+@pytest.mark.parametrize(("right", "said"), [(15, True), (16, False)])
+def test_rollouts_that_the_recipe_stops_are_not_said_to_be_cut_off(caplog, right, said):
+    """Until its limit is known, the recipe stops nothing, and they are cut off at --max-new-tokens."""
+    looked = Looked()
+    looked.allocator = Allocator(recipes.grpo(32, 2).replace(limit=Limit()), 64, 0)
+    rollouts = [rollout for order in looked.allocator.ask().generate for rollout in order.rollouts]
+    looked.allocator.tell([Done(rollout, 1, 1, 4, 0) for rollout in rollouts[:right]])
+    looked.after(*[Scored(0.5, 0.5)] * 64, truncated=True)
+    assert ("64 of the first 64 rollouts were cut off" in caplog.text) == said
 
 
 def test_a_slow_reward_is_said_once_where_it_takes_most_of_the_time(caplog):

@@ -385,16 +385,10 @@ def test_an_engine_that_does_not_stop_at_a_length_refuses_a_limit(trainer_of, mo
 LIMITED = recipes.reinforce(16).replace(limit=Limit(share=0.05, every=2, last=16))
 
 
-def test_a_run_with_a_limit_says_it_and_not_that_rollouts_are_cut_off(trainer_of, caplog):
-    plain, limited = trainer_of(recipes.reinforce(16)), trainer_of(LIMITED)
-    lines = []
+def test_a_run_with_a_limit_says_it(trainer_of):
+    lines, limited = [], trainer_of(LIMITED)
     limited.listener = lines.append
-    for trainer in (plain, limited):
-        trainer.engine.outcomes.ended, trainer.engine.outcomes.truncated = 64, 60
-        trainer.run()
-        said = "of the first" in caplog.text and "were cut off" in caplog.text
-        assert said == (trainer is plain)
-        caplog.clear()
+    limited.run()
     limits = [line["limit"] for line in lines if line["kind"] == "batch"]
     assert limits[0] is None
     assert limits[-1] in (1, 2, 3)

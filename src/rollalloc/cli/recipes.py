@@ -44,7 +44,7 @@ def _list_all() -> None:
     console = Console()
     console.print(table)
     console.print(
-        f"rollalloc recipes NAME explains a recipe's parameters. Every recipe also takes {' and '.join(COMMON)}.",
+        f"rollalloc recipes NAME explains a recipe's parameters. Every recipe also takes {', '.join(COMMON)}.",
         markup=False,
     )
 

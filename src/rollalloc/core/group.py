@@ -152,7 +152,8 @@ class Group:
         for name in ("stopped", "spans", "owed"):
             setattr(group, name, naturals(state[name], name))
         if state["limit"] is not None:
-            group.limit = int(number(state["limit"], "limit", "at least 1, or null", lambda value: value >= 1))
+            number(state["limit"], "limit", "at least 1, or null", lambda value: value >= 1)
+            group.limit = natural(state["limit"], "limit")
         group.running = dict.fromkeys(naturals(state["running"], "running"))
         for rollout, share in state["kept"]:
             group.kept[natural(rollout, "kept")] = number(share, "kept", "in (0, 1]", lambda value: 0 < value <= 1)

@@ -142,7 +142,8 @@ def _load_books(run: Run, state: dict[str, Any], source_N: NDArray[np.int64] | N
     if _gate(state["recipe"]) != _gate(run.recipe.description):
         run.shut = run.replay_from = 0  # a gate's pause ends with the gate; another gate is asked at once
     run.kl_sum = float(number(state["kl_sum"], "kl_sum", "0 or more and finite", lambda value: 0 <= value < inf))
-    if run.recipe.limit is not None:
+    # Right answers to other prompts may be longer, so the limit of another data set is not kept.
+    if run.recipe.limit is not None and source_N is None:
         known = [naturals(each, "right_lengths") for each in state["right_lengths"]]
         run.right_lengths = sorted((rollout, tokens) for rollout, tokens in known)[-run.recipe.limit.last :]
     run.cancel, run.release = naturals(state["cancel"], "cancel"), naturals(state["release"], "release")

@@ -83,9 +83,8 @@ class Notices:
             )
         if outcomes.no_rate is not None:
             self._warn_once("no rate", _of_no_rate(f"a rollout has the metric {outcomes.no_rate:.4g}"))
-        # Not where the recipe itself stops rollouts at a length.
-        stops = allocator.recipe.limit is not None
-        if not stops and outcomes.ended >= FIRST and outcomes.truncated > _HALF * outcomes.ended:
+        # Not once the recipe itself stops rollouts at a length.
+        if allocator.limit is None and outcomes.ended >= FIRST and outcomes.truncated > _HALF * outcomes.ended:
             self._warn_of_truncation(f"{outcomes.truncated:,} of the first {outcomes.ended:,} rollouts")
         if not allocator.version:
             self._warn_of_no_signal(in_words(allocator.teaching.final_shares()), allocator.paid)
