@@ -3,7 +3,7 @@
 import pytest
 
 from rollalloc.drivers.verl import check
-from rollalloc.drivers.verl.reserved import READ_IN_VALIDATION, refuse_columns, refuse_reward_arguments
+from rollalloc.drivers.verl.reserved import READ_IN_VALIDATION, refuse_columns, refuse_reward_arguments, refuse_turns
 
 VERLS = ["data_source", "prompt", "ability", "reward_model", "extra_info", "agent_name", "index", "tools_kwargs"]
 
@@ -40,6 +40,14 @@ def test_all_are_named_at_once_and_verls_own_column_of_a_validation_set_is_not()
     with pytest.raises(ValueError, match=r"uid \(.*extra_info\.num_turns \(added by verl") as refused:
         refuse_columns(columns, ["num_turns"], "data.val_files", READ_IN_VALIDATION)
     assert "__rollout_n__" not in str(refused.value)
+
+
+def test_rows_with_loops_of_several_turns_are_refused_under_a_limit():
+    refuse_turns(["single_turn_agent"] * 3, "data.train_files")
+    with pytest.raises(
+        ValueError, match=r"agent_name of data\.train_files must be single_turn_agent in every row, got tool_agent;"
+    ):
+        refuse_turns(["single_turn_agent", "tool_agent", "tool_agent"], "data.train_files")
 
 
 def test_arguments_of_a_reward_do_not_replace_the_sample():

@@ -221,6 +221,11 @@ STOPS = {
         ),
         (
             "rollalloc",
+            {"trainer.v1.rollalloc.limit_at": 0.8, "actor_rollout_ref.rollout.name": "trtllm"},
+            r"at a length \(limit_at\), so rollout.name must be one of vllm, sglang, got trtllm",
+        ),
+        (
+            "rollalloc",
             STOPS | {"actor_rollout_ref.rollout.disaggregation.enabled": True},
             "to another server.*; disable it, or choose a recipe that does not stop rollouts",
         ),

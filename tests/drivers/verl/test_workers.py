@@ -14,6 +14,7 @@ from ray.exceptions import RayActorError
 
 from rollalloc.drivers.verl import plugin, trainer, workers
 from rollalloc.drivers.verl.client import LIVE, Live
+from rollalloc.drivers.verl.reserved import LIMIT
 from rollalloc.drivers.verl.rounds import SessionOutcome
 
 pytestmark = pytest.mark.verl
@@ -132,7 +133,7 @@ def test_a_rollout_is_truncated_wherever_it_was_cut(positions, max_model_len, pr
     assert worker._outcome(("g0", 0), [output_of(prompt, response, 0)]).truncated is False
 
 
-@pytest.mark.parametrize(("limit", "response", "truncated"), [(12, 12, True), (12, 11, False), (30, 20, True)])
+@pytest.mark.parametrize(("limit", "response", "truncated"), [(12, 12, True), (12, 11, False), (20, 20, True)])
 def test_a_rollout_that_its_recipe_stopped_is_truncated(limit, response, truncated):
     token = LIVE.set(Live(limit=limit))
     try:
@@ -140,6 +141,20 @@ def test_a_rollout_that_its_recipe_stopped_is_truncated(limit, response, truncat
         assert worker_of(64)._outcome(("g0", 0), [output_of(10, response, 0)]).truncated is False
     finally:
         LIVE.reset(token)
+
+
+@pytest.mark.parametrize(("limit", "asked"), [(12, 12), (30, 20), (0, None)])
+def test_a_limit_is_at_most_verls_own(limit, asked):
+    """The lengths that the recipe knows may be from before a resume with a lower data.max_response_length."""
+    worker, sessions = worker_of(64), []
+
+    async def run_session(index, prompt, sampling_params, options):
+        sessions.append((index, sampling_params.get("max_tokens")))
+
+    worker._run_session = run_session
+    prompt = {"uid": "g0", "__rollout_n__": 2, LIMIT: limit}
+    asyncio.run(worker._run_prompt(prompt, {"temperature": 1.0}, {"validate": False}))
+    assert sessions == [(0, asked), (1, asked)]
 
 
 def test_a_model_of_too_few_positions_is_said(caplog):

@@ -15,14 +15,14 @@ from rollalloc.core.rule import called
 from rollalloc.drivers.verl.modes import Overlap, verls_mode
 from rollalloc.drivers.verl.moved import refuse_moved_keys
 from rollalloc.drivers.verl.paths import make_absolute
-from rollalloc.drivers.verl.reserved import refuse_reward_arguments
+from rollalloc.drivers.verl.reserved import SINGLE_TURN, refuse_reward_arguments
 from rollalloc.drivers.verl.settings import SECTION, WITHOUT_GROUPS, VerlSettings, read_settings
 
 MANAGER = "rollalloc.drivers.verl.workers.Manager"
 log = logging.getLogger(__name__)
-SINGLE_TURN = "single_turn_agent"  # verl's agent loop without tools
 _OR_NO_STOPS = "or choose a recipe that does not stop rollouts"
-ENGINES_THAT_STOP = ("vllm", "sglang")  # the engines in which `client` can abort single requests
+# The engines in which `client` can abort single requests, and that read `max_tokens` of a request.
+ENGINES_THAT_STOP = ("vllm", "sglang")
 
 
 def configure(config: Any) -> VerlSettings:
@@ -139,6 +139,11 @@ def _conflicts(config: Any, settings: VerlSettings) -> Iterator[str]:
         yield (
             f"the recipe stops rollouts at a length (limit_at), which counts all turns of the model, so "
             f"rollout.agent.default_agent_loop must be {SINGLE_TURN}, got {loop}; change it, or leave limit_at out"
+        )
+    if settings.recipe.limit is not None and rollout.name not in ENGINES_THAT_STOP:
+        yield (
+            f"the recipe stops rollouts at a length (limit_at), so rollout.name must be one of "
+            f"{', '.join(ENGINES_THAT_STOP)}, got {rollout.name}; change it, or leave limit_at out"
         )
     if settings.recipe.stopping and rollout.disaggregation.enabled:
         yield (

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 LIMIT = "__rollout_limit__"  # the driver's column with the maximum number of tokens of a rollout; 0: verl's own
+SINGLE_TURN = "single_turn_agent"  # verl's agent loop without tools
 _OF_THE_LOOP = "an argument of verl's agent loops"
 _OF_THE_PROMPT = "set for each prompt by the trainer"
 _GENERATED = "where verl stores what was generated or computed for a rollout"
@@ -56,6 +57,24 @@ def refuse_columns(row: Iterable[str], extra_info: Any, files: str, allowed: fro
     if reserved:
         listed = "; ".join(f"{name} ({owner})" for name, owner in reserved)
         raise ValueError(f"{files} has columns whose names are reserved: {listed}. Rename or remove them")
+
+
+def refuse_turns(loops: Iterable[str], files: str) -> None:
+    """Raise an error for a data set whose rollouts may have several turns, under a recipe with a limit on length.
+
+    Args:
+        loops: the values of the column `agent_name`, which chooses an agent loop for each prompt.
+        files: as for `refuse_columns`.
+
+    Raises:
+        ValueError: a prompt has another agent loop than verl's of one turn.
+    """
+    if others := sorted({str(loop) for loop in loops} - {SINGLE_TURN}):
+        raise ValueError(
+            f"the recipe stops rollouts at a length (limit_at), which counts all turns of the model, so the column "
+            f"agent_name of {files} must be {SINGLE_TURN} in every row, got {', '.join(others)}; change it, or leave "
+            "limit_at out"
+        )
 
 
 def refuse_reward_arguments(arguments: Iterable[str]) -> None:

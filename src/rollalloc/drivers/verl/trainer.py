@@ -35,7 +35,7 @@ from rollalloc.drivers.verl.configure import configure, overlap_of
 from rollalloc.drivers.verl.diverging import check_update
 from rollalloc.drivers.verl.loader import Prompts, fill_samples, refuse_columns_of
 from rollalloc.drivers.verl.minibatches import optimizer_steps, rows_multiple, spread
-from rollalloc.drivers.verl.reserved import READ_IN_VALIDATION
+from rollalloc.drivers.verl.reserved import READ_IN_VALIDATION, refuse_turns
 from rollalloc.drivers.verl.rounds import Finished, Rounds, Session, SessionOutcome, Submission, TrainingRows
 from rollalloc.drivers.verl.settings import WITHOUT_GROUPS
 from rollalloc.drivers.verl.step_metrics import COLUMNS
@@ -145,6 +145,8 @@ class RecipeTrainer(PPOTrainer):
             warn_of_copies(train[prompt_key], "data.train_files")
         self.train_dataloader = self.prompts.index_loader
         recipe, features = self.settings.recipe, self.settings.features
+        if recipe.limit is not None and "agent_name" in (getattr(train, "column_names", None) or ()):
+            refuse_turns(train["agent_name"], "data.train_files")
         if recipe.reads_features and features is None:
             log.warning(
                 "no features: until a prompt has outcomes, it is predicted to succeed as often as the average prompt"

@@ -135,22 +135,21 @@ class Worker(AgentLoopWorkerTQ.__ray_actor_class__):  # pyright: ignore
         options = {"trajectory": trajectory, "trace": trace}
         sessions, limit = range(prompt.pop("__rollout_n__")), prompt.pop(LIMIT, 0) or None
         if limit is not None:
+            # An engine takes `max_tokens` in place of verl's own maximum, which may have been lowered since a resume.
+            limit = min(limit, self.rollout_config.response_length)
             sampling_params = sampling_params | {"max_tokens": limit}
-        await asyncio.gather(
-            *(self._run_session((index, limit), prompt, sampling_params, options) for index in sessions)
-        )
+        await asyncio.gather(*(self._run_session(session, prompt, sampling_params, options) for session in sessions))
 
     async def _run_session(
         self,
-        of: tuple[int, int | None],
+        index: int,
         prompt: dict[str, Any],
         sampling_params: dict[str, Any],
         options: dict[str, Any],
     ) -> None:
-        """Run one session, of an index and a limit, and record its outcome."""
-        index, limit = of
+        """Run one session and record its outcome."""
         session = (prompt["uid"], index)
-        live = self._live[session] = Live(self._tool_timeout, limit)
+        live = self._live[session] = Live(self._tool_timeout, sampling_params.get("max_tokens"))
         LIVE.set(live)  # only for this session, because each session is a task with its own context
         reason, cancelled = "the agent loop returned nothing", False
         try:
@@ -204,8 +203,10 @@ class Worker(AgentLoopWorkerTQ.__ray_actor_class__):  # pyright: ignore
         first, last, live = outputs[0], outputs[-1], LIVE.get() or Live()
         scored = self._score_of(last)
         length = len(last.response_ids)
-        most = min(self.rollout_config.response_length, live.limit or length + 1)
-        full = length >= most or len(last.prompt_ids) + length >= self._max_tokens
+        full = (
+            length >= (live.limit or self.rollout_config.response_length)
+            or len(last.prompt_ids) + length >= self._max_tokens
+        )
         return SessionOutcome(
             *session,
             # The number of generated tokens in all turns, including turns that the agent loop dropped.
