@@ -94,6 +94,13 @@ def test_a_limit_with_tools_is_refused(tmp_path):
     check_limit(recipes.reinforce(16), args, several_turns=True)
 
 
+def test_a_limit_that_vllms_own_would_replace_is_refused(tmp_path):
+    args = tiny_trl.settings(tmp_path, use_vllm=True, generation_kwargs={"max_tokens": 4})
+    with pytest.raises(ValueError, match=r"max_tokens'\] replaces the length .*; set max_completion_length instead"):
+        check_limit(LIMITED, args, several_turns=False)
+    check_limit(LIMITED, tiny_trl.settings(tmp_path, generation_kwargs={"max_tokens": 4}), several_turns=False)
+
+
 def test_masking_what_is_stopped_is_said(tmp_path, caplog):
     tiny_trl.trainer(tmp_path, LIMITED, mask_truncated_completions=True, **LONG)
     assert "mask_truncated_completions leaves the rollouts out of the loss that the recipe stops" in caplog.text

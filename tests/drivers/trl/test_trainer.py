@@ -243,6 +243,7 @@ def test_a_batch_of_which_the_loss_leaves_every_row_out_as_truncated_is_warned_o
     assert [line.get("rollalloc/masked") for line in log] == [16 if masks else None] * 2
     assert all((line["grad_norm"] == 0) == masks for line in log)
     assert caplog.text.count("this step teaches nothing") == masks
+    assert caplog.text.count("Raise max_completion_length=") == masks
 
 
 @pytest.mark.parametrize("use_sampler", [False, True])

@@ -435,7 +435,8 @@ def check_limit(recipe: Recipe, args: Any, several_turns: bool) -> None:
     """Check a recipe that stops rollouts at a length.
 
     Raises:
-        ValueError: a rollout has several turns. A limit on its length would also count the tools' answers.
+        ValueError: a rollout has several turns, so that a limit on its length would also count the tools' answers; or
+            `generation_kwargs` gives vLLM a maximum that replaces the limit.
     """
     if recipe.limit is None:
         return
@@ -443,6 +444,11 @@ def check_limit(recipe: Recipe, args: Any, several_turns: bool) -> None:
         raise ValueError(
             "the recipe stops rollouts at a length (limit_at), which is not supported with tools and environments; leave "
             "limit_at out"
+        )
+    if args.use_vllm and "max_tokens" in (args.generation_kwargs or {}):
+        raise ValueError(
+            "generation_kwargs['max_tokens'] replaces the length at which the recipe stops rollouts (limit_at); set "
+            "max_completion_length instead, or leave limit_at out"
         )
     if args.mask_truncated_completions:
         log.warning(

@@ -327,10 +327,10 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         if teaches and not any(teaches) and not self._said_masked and self.accelerator.is_main_process:
             self._said_masked = True
             log.warning(
-                "all %d rows of a batch that have an advantage reached max_completion_length=%s, and "
+                "all %d rows of a batch that have an advantage reached their length limit, and "
                 "mask_truncated_completions=True leaves such rows out of the loss, so this step teaches nothing. The recipe "
-                "still counts them as trained, and chooses prompts by their rewards. Raise max_completion_length; "
-                "rollalloc/masked counts such rows. This is said once",
+                "still counts them as trained, and chooses prompts by their rewards. Raise max_completion_length=%s, "
+                "or the recipe's limit_at if it has one; rollalloc/masked counts such rows. This is said once",
                 len(teaches),
                 self.max_completion_length,
             )
