@@ -169,7 +169,7 @@ class Limit:
         ValueError: a number is out of its range.
     """
 
-    share: float = 0.8
+    share: float = 0.95
     every: int = 8
     last: int = 64
 
