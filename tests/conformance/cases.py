@@ -100,7 +100,7 @@ RECIPES = {
     "foresight_features": foresight(1, replay=3, replay_staleness=2),
     "replay_all": replace(recipes.dapo(4, 4, 12, "carry"), replay=Replay(rows=9, times=1, max_staleness=3, above=-inf)),
     "limited": replace(recipes.reinforce(6), limit=Limit(share=0.5, every=2, last=20)),
-    "limited_stages": replace(PC, limit=Limit(every=3)),
+    "limited_stages": replace(PC, limit=Limit(share=0.8, every=3)),
     "offered": replace(recipes.grpo(4, 4), prompts=prompts.AsOffered()),
     "offered_dapo_carry": replace(recipes.dapo(4, 4, 12, "carry"), prompts=prompts.AsOffered()),
     "offered_pilot_commit": replace(PC, prompts=prompts.AsOffered()),
