@@ -7,6 +7,7 @@ import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import torch
 import vllm.model_executor.layers.utils as layers
@@ -16,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig
 from trl.generation import vllm_generation
 
+from rollalloc import Limit, recipes
 from rollalloc.drivers.trl import AllocatedGRPOTrainer
 
 
@@ -27,6 +29,14 @@ def keep_weights(layer: Any, remove_weight: bool) -> None:
 def digits(completions: list[str], **_: Any) -> list[float]:
     """The share of digits, which a random model learns in a few steps."""
     return [sum(map(str.isdigit, text)) / max(1, len(text)) for text in completions]
+
+
+def halves(completions: list[str], **_: Any) -> list[float]:
+    """About every second completion is right, whatever the model has learned."""
+    return [float(crc32(text.encode()) % 2) for text in completions]
+
+
+LIMITED = recipes.reinforce(16).replace(limit=Limit(share=0.05, every=3, last=16))
 
 
 def main(model: str, recipe: str, averaging: int, out: Path) -> None:
@@ -41,8 +51,8 @@ def main(model: str, recipe: str, averaging: int, out: Path) -> None:
         vllm_mode="colocate",
         vllm_max_model_length=64,
         per_device_train_batch_size=16,
-        num_generations=2 if recipe == "reinforce" else 4,
-        max_completion_length=12,
+        num_generations=4 if recipe == "grpo" else 2,
+        max_completion_length=40 if recipe == "limited" else 12,
         max_steps=6,
         learning_rate=1e-2,
         logging_steps=1,
@@ -54,11 +64,11 @@ def main(model: str, recipe: str, averaging: int, out: Path) -> None:
     before = policy.lm_head.weight.detach().clone()
     trainer = AllocatedGRPOTrainer(
         policy,
-        digits,
+        halves if recipe == "limited" else digits,
         args,
         Dataset.from_dict({"prompt": [f"{number} + 1 =" for number in range(64)]}),
         processing_class=AutoTokenizer.from_pretrained(model),
-        recipe=recipe,
+        recipe=LIMITED if recipe == "limited" else recipe,
         averaging=averaging,
     )
     trainer.train()
