@@ -71,8 +71,14 @@ UNEQUAL_ROWS = {"recipe": "racing", "unscored": "k1", "loss_type": "grpo"}
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, UNEQUAL_ROWS, {"recipe": "foresight_replay"}, {"recipe": "reinforce_gated"}],
-    ids=["pilot-commit", "unequal rows", "features and replayed rows", "rows that a gate leaves out"],
+    [
+        {},
+        UNEQUAL_ROWS,
+        {"recipe": "foresight_replay"},
+        {"recipe": "reinforce_gated"},
+        {"recipe": "reinforce_limited", "num_generations": 2, "max_steps": 6},
+    ],
+    ids=["pilot-commit", "unequal rows", "features and replayed rows", "rows that a gate leaves out", "a limit"],
 )
 def test_two_processes_make_the_same_decisions_and_gradients_as_one(changes, tmp_path):
     """With `by_key`, a rollout's tokens depend on its number only and not on the weights: the two runs stay comparable."""

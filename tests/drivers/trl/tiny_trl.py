@@ -25,7 +25,7 @@ from transformers.utils.logging import disable_progress_bar
 from trl import GRPOConfig
 
 import arithmetic
-from rollalloc import Recipe, recipes
+from rollalloc import Limit, Recipe, recipes
 from rollalloc.drivers.trl import AllocatedGRPOTrainer
 from rollalloc.tasks.tiny import word_tokenizer
 from tiny_policy import WORDS, tiny_model
@@ -52,8 +52,11 @@ ONE_EACH = {  # of which a batch has one row per prompt
     "reinforce_gated": recipes.reinforce(groups=16, neg=0.5, replay=8, replay_moved=0.0, replay_pause=1),
 }
 RECIPES |= ONE_EACH
-# By name, but of another batch than the recipes above.
-ONE_GROUP = {"lone_commits": recipes.pilot_commit(groups=1, n_pilot=3, n_commit=1, gen_groups=2)}
+# By name, but for a few tests only.
+BESIDE = {
+    "lone_commits": recipes.pilot_commit(groups=1, n_pilot=3, n_commit=1, gen_groups=2),
+    "reinforce_limited": recipes.reinforce(groups=16).replace(limit=Limit(share=0.05, every=2, last=16)),
+}
 
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
@@ -118,7 +121,7 @@ def trainer(
     **changes: Any,
 ) -> AllocatedGRPOTrainer:
     """A trainer under a recipe; `changes` of TRL's settings, `driver` for rollalloc's own, `more` for the trainer."""
-    recipe = (RECIPES | ONE_GROUP)[recipe] if isinstance(recipe, str) else recipe
+    recipe = (RECIPES | BESIDE)[recipe] if isinstance(recipe, str) else recipe
     if recipe in ONE_EACH.values():
         changes = {"num_generations": 2} | changes  # the least that TRL takes
     dataset = prompts() if dataset is None else dataset
