@@ -345,7 +345,7 @@ class Environments:
             metrics |= transition.metrics
         metrics |= group_metrics
         try:
-            reward = summed([*(float(transition.reward) for transition in turns.transitions), float(of_group)])
+            reward = float(summed([*(transition.reward for transition in turns.transitions), of_group]))
             metric = reward if self.metric is None else float(metrics[self.metric])
         except KeyError:
             return Unscored(f"the environment has no metric {self.metric!r}; it has {sorted(map(str, metrics))[:5]}")
