@@ -141,11 +141,12 @@ class RecipeTrainer(PPOTrainer):
         train, held = (getattr(dataset, "dataframe", None) for dataset in (self.train_dataset, self.val_dataset))
         prompt_key = self.config.data.get("prompt_key", "prompt")
         warn_of_shared(train, held, "data.val_files", prompt_key)
-        if prompt_key in (getattr(train, "column_names", None) or ()):
+        columns = () if train is None else getattr(train, "column_names", ())
+        if train is not None and prompt_key in columns:
             warn_of_copies(train[prompt_key], "data.train_files")
         self.train_dataloader = self.prompts.index_loader
         recipe, features = self.settings.recipe, self.settings.features
-        if recipe.limit is not None and "agent_name" in (getattr(train, "column_names", None) or ()):
+        if train is not None and recipe.limit is not None and "agent_name" in columns:
             refuse_turns(train["agent_name"], "data.train_files")
         if recipe.reads_features and features is None:
             log.warning(
