@@ -258,6 +258,8 @@ def test_groups_of_equal_sums_teach_nothing_however_the_sums_are_made_up(tmp_pat
 
     parts = [of("a", 0.1, 0.3, 0.2), of("b", 0.2, 0.1, 0.3), of("c", 0.3, 0.2, 0.1)]
     trainer = tiny_trl.trainer(tmp_path, "dapo", reward=parts, max_steps=2)
+    added = [trainer.allocation.rewards.reward(each) for each in ([0.1, 0.2, 0.3], [0.3, 0.2, 0.1])]
+    assert added == [0.6, 0.6]
     trainer.train()
     assert "barren" in str(trainer.allocation.finished)
     accounts = trainer.allocation.allocator.accounts()
