@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rollalloc.waste.groups import SAME, Groups
+from rollalloc.core.teaching import SAME
+from rollalloc.waste.groups import Groups
 from rollalloc.waste.shares import Share, share_of
 
 _RIGHT = 0.5  # if all rewards of a log are equal, those of at least this number are right

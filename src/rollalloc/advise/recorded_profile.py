@@ -11,8 +11,9 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from rollalloc.core.teaching import SAME
 from rollalloc.files.text import visible
-from rollalloc.waste.groups import NO_STEP, NOT_SAID, SAME, Groups, Log
+from rollalloc.waste.groups import NO_STEP, NOT_SAID, Groups, Log
 from rollalloc.waste.texts import WIDTH
 
 _SELECTED = ("out_of_band", "stale", "surplus", "unselected", "cancelled")  # causes of not training on a scored rollout

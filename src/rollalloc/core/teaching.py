@@ -104,7 +104,7 @@ _PILOTS = ("pilots_wrong", "pilots_right", "pilots_alike")
 OUTCOMES = (*_SILENT, "mixed", *_ALONE, *_PILOTS)  # states are saved in this order, so new names come last
 _FORMERLY = len(OUTCOMES) - len(_PILOTS)  # number of outcomes in states that were saved before `_PILOTS` existed
 _AGAIN = 16 * WINDOW  # repeat a warning after this many rollouts even if nothing got worse
-_EQUAL = 1e-9  # groups that are not trained on count as equal if their rewards differ by at most this number
+SAME = 1e-9  # rewards or metrics are equal if they differ by at most this number, for judges and logs too
 _ROUNDING = 1e-6  # tolerance for means of float32 scores near 0 or 1
 
 
@@ -160,7 +160,7 @@ def outcomes(group: Group, fate: str, *, pilots: bool = False) -> Mapping[str, i
     if len(done) == 1:  # fast path for one rollout per prompt
         return {_kind(done[0].metric) or "between": 1}
     rewards = [each.reward for each in done]
-    if rewards and max(rewards) - min(rewards) > (0 if fate == "trained" else _EQUAL):
+    if rewards and max(rewards) - min(rewards) > (0 if fate == "trained" else SAME):
         return {"mixed": len(done)}
     if fate == "trained":
         return Counter(_kind(each.metric) or "between" for each in done)

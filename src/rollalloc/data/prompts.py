@@ -352,10 +352,8 @@ def _remedy(place: str, row: Mapping[str, Any]) -> str:
         next((name for name in ("question", "problem", "prompt", "input", "messages") if name in row), None),
         next((name for name in ("answer", "solution", "ground_truth", "final_answer", "target") if name in row), None),
     )
-    if (
-        answer is None and question == "messages"
-    ):  # as in data for supervised training, whose last message is the answer
-        answer = question
+    if answer is None and question == "messages":
+        answer = question  # as in data for supervised training, whose last message is the answer
     if not (file and question and answer):
         return ""
     return (

@@ -10,6 +10,7 @@ import numpy as np
 from rollalloc.core.group import GroupView
 from rollalloc.core.prompts import NEXT_EPOCH, Until
 from rollalloc.core.rule import Act, JudgeRule, JudgeTraits, Verdict, View
+from rollalloc.core.teaching import SAME
 
 SUCCESS_ABOVE = 0.7  # a metric above this is a success, as in Reinforce-Ada
 TINY = 1e-9  # tolerance for rounding: 1 - 0.9 is a little less than 0.1
@@ -17,7 +18,7 @@ TINY = 1e-9  # tolerance for rounding: 1 - 0.9 is a little less than 0.1
 
 def mixed(group: GroupView) -> bool:
     """Whether the metrics of the group differ by more than rounding: 0.1 + 0.2 equals 0.3. `waste` counts alike."""
-    return group.metrics_G.size > 0 and bool(np.ptp(group.metrics_G) > TINY)
+    return group.metrics_G.size > 0 and bool(np.ptp(group.metrics_G) > SAME)
 
 
 @lru_cache(64)
@@ -73,7 +74,7 @@ class NonzeroVariance(JudgeRule):
 
     def promises(self, verdict: Verdict | None, group: GroupView, view: View) -> dict[str, bool]:
         metrics, ended = group.metrics_G.tolist(), not group.unfinished
-        differ = bool(metrics) and max(metrics) - min(metrics) > TINY
+        differ = bool(metrics) and max(metrics) - min(metrics) > SAME
         return {
             "a group goes on only if its metrics differ": verdict is None or verdict.act is Act.DROP or differ,
             "a group is dropped only if all its rollouts have ended and its metrics are equal": (

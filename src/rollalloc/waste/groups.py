@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rollalloc.core.teaching import SAME
 from rollalloc.runs.own import OwnRun
 from rollalloc.runs.unusable import Unusable
 from rollalloc.waste.texts import NOTHING, WIDTH, answer_hash, features_of
 
 NO_STEP = -(1 << 62)  # stands for a step that was not logged
 NOT_SAID = -1  # stands for a number of tokens, characters or truncated rollouts that was not logged
-SAME = 1e-9  # rewards are equal if they differ by at most this number
 _OF_VISITS = ("prompt_V", "step_V", "begin_V", "first_V")
 _OF_ROLLOUTS = ("rewards_R", "truncated_R", "tokens_R", "characters_R", "answer_R")
 

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rollalloc.waste.groups import NO_STEP, SAME, Groups
+from rollalloc.core.teaching import SAME
+from rollalloc.waste.groups import NO_STEP, Groups
 
 CAUSES = ("taught", "all_right", "all_wrong", "all_truncated", "all_alike", "single", "unscored")
 LEAST_PROMPTS = 10  # minimum number of prompts for an interval

@@ -115,16 +115,13 @@ class Generator:
     @contextmanager
     def _limited_to(self, limit: int | None) -> abc.Iterator[None]:
         """Let TRL's back-end generate at most this many tokens."""
-        trainer = self.trainer
         if limit is None:
             yield
             return
-        vllm = trainer.use_vllm
-        holder, name = (
-            (trainer.vllm_generation, "max_completion_length")
-            if vllm
-            else (trainer.generation_config, "max_new_tokens")
-        )
+        if self.trainer.use_vllm:
+            holder, name = self.trainer.vllm_generation, "max_completion_length"
+        else:
+            holder, name = self.trainer.generation_config, "max_new_tokens"
         before = getattr(holder, name)
         setattr(holder, name, min(limit, before))
         try:

@@ -141,11 +141,7 @@ class Worker(AgentLoopWorkerTQ.__ray_actor_class__):  # pyright: ignore
         await asyncio.gather(*(self._run_session(session, prompt, sampling_params, options) for session in sessions))
 
     async def _run_session(
-        self,
-        index: int,
-        prompt: dict[str, Any],
-        sampling_params: dict[str, Any],
-        options: dict[str, Any],
+        self, index: int, prompt: dict[str, Any], sampling_params: dict[str, Any], options: dict[str, Any]
     ) -> None:
         """Run one session and record its outcome."""
         session = (prompt["uid"], index)
