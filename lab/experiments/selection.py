@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -29,6 +29,7 @@ from rollalloc.core.recipe import Recipe
 from rollalloc.models.settings import Streaming
 from rollalloc.rules.sizes import Fixed
 from rollalloc.train.loading import one_thread
+from rollalloc.train.train import Trainer
 from streaming import Line, Task
 
 TASKS = ("walks/long", "walks/brief")
@@ -84,29 +85,34 @@ class Cell:
         return self.task, self.line, self.rate, self.seed, self.batches
 
 
-def trained(task: Task, line: str, rate: float, seed: int, batches: int) -> Cell:
-    """Train one line from the initial model."""
-    recipe, n = LINES[line]
-    told: list[tuple[float, dict[str, Any]]] = []
-    spent = 0.0  # on evaluations
-    trainer = task.trainer(
-        Line(recipe, settings={"engine": "async", "streaming": Streaming(overlap=False), "learning_rate": rate}),
-        seed,
-        lambda said: told.append((time.process_time() - spent, said)),
-        max_batches=batches,
-        eval_every=GROUPS * n * batches // (POINTS + 1),
-        eval_samples=4,
-    )
-    evaluate = trainer.evaluate
+def seconds_of_evaluations(trainer: Trainer) -> Callable[[], float]:
+    """A function that returns the CPU seconds of this trainer's evaluations so far, which belong to no method."""
+    spent, evaluate = 0.0, trainer.evaluate
 
-    def aside() -> Any:
+    def timed() -> Any:
         nonlocal spent
         began = time.process_time()
         found = evaluate()
         spent += time.process_time() - began
         return found
 
-    trainer.evaluate = aside
+    trainer.evaluate = timed
+    return lambda: spent
+
+
+def trained(task: Task, line: str, rate: float, seed: int, batches: int) -> Cell:
+    """Train one line from the initial model."""
+    recipe, n = LINES[line]
+    told: list[tuple[float, dict[str, Any]]] = []
+    trainer = task.trainer(
+        Line(recipe, settings={"engine": "async", "streaming": Streaming(overlap=False), "learning_rate": rate}),
+        seed,
+        lambda said: told.append((time.process_time() - spent(), said)),
+        max_batches=batches,
+        eval_every=GROUPS * n * batches // (POINTS + 1),
+        eval_samples=4,
+    )
+    spent = seconds_of_evaluations(trainer)
     trainer.run()
     return Cell(task.name, line, rate, seed, batches, tuple(points_of(told)))
 

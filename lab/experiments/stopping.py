@@ -32,7 +32,8 @@ profit from answers that would be wrong without a stop, and is charged for those
 Changed on 2026-11-29 at 13:28, when the tuning runs of walks/long and the first half of those of walks/brief were over, and
 no final run had begun: the rule is now a part of recipes (`Recipe.limit`), and the final runs of the learned arm, which are
 called `limit-Q`, use that one. It counts the last 64 right rollouts of groups without a limit, not four batches, and
-has no limit before it knows 16. The tuning runs were made by the rule of this script at cd78351f.
+has no limit before it knows 16. The tuning runs were made by the rule of this script at cd78351f;
+`tune` now makes them by the recipe's.
 
 Second round, written at 14:25, after a look at the final runs, and at `limit-0.95` on walks/brief, which was added to
 them after it (its ends .419 .426 .405 .404 .342, whole .434 .418 .379 .371 .330; limit-0.8 ended at .323 in the mean, so
@@ -46,128 +47,70 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise, product
-from math import ceil
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import numpy as np
-
-import rollalloc
-from rollalloc import recipes
+from rollalloc import Limit, recipes
 from rollalloc.compare.summary import interval
-from rollalloc.core.events import Order
-from rollalloc.generate.outcomes import RolloutResult
-from rollalloc.rewards.function import Scored
 from rollalloc.train.loading import one_thread
-from selection import Point, shown
+from selection import Point, seconds_of_evaluations, shown
 from streaming import Line, Task
 
 TASKS = ("walks/long", "walks/brief")
 BATCHES, GROUPS, TUNING, SEEDS, FRESH = 100, 32, 9650, range(9651, 9656), range(9661, 9666)
 ONE_SHARE = "limit-0.95"
-FIXED, LEARNED = ("fixed-16", "fixed-32", "fixed-64"), ("learned-0.8", "learned-0.95")
+FIXED, LEARNED = ("fixed-16", "fixed-32", "fixed-64"), ("limit-0.8", ONE_SHARE)
 RATES = (6e-4, 1.2e-3)
-WHOLE_EVERY, REMEMBERED = 8, 4  # batches of the tuning runs; the recipe's own rule has 8 and 64 rollouts
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One run; `stopped` is the share of its rollouts that reached their limit, `limits` the limit of each batch."""
+    """One run; `stopped` is the share of its rollouts that reached their limit, `limits` what the recipe's limit was
+    at each batch, None where there was none.
+    """
 
     task: str
     arm: str
     rate: float
     seed: int
     stopped: float
-    limits: tuple[int, ...]
+    limits: tuple[int | None, ...]
     points: tuple[Point, ...]
-
-
-class Limit:
-    """Gives an engine the limit of its next batch: an arm's."""
-
-    def __init__(self, arm: str, engine: Any) -> None:
-        self.kind, _, number = arm.partition("-")
-        self.number = float(number or 0)
-        self.engine, self.whole = engine, engine.sampling
-        self.limits: list[int] = []
-        self.truncated, self.ended = 0, 0
-        self.lengths: deque[list[int]] = deque(maxlen=REMEMBERED)  # of right rollouts, for each whole batch
-        submit, poll = engine.submit, engine.poll
-
-        def limited(orders: Sequence[Order]) -> None:
-            if orders:
-                assert sum(len(order.rollouts) for order in orders) == GROUPS
-                self.limits.append(min(self.next(), orders[0].limit or self.whole.max_new_tokens))
-                engine.sampling = replace(self.whole, max_new_tokens=self.limits[-1])
-            submit(orders)
-
-        def counted(*, wait: bool = True) -> list[RolloutResult]:
-            results = poll(wait=wait)
-            self.ended += len(results)
-            self.truncated += sum(result.truncated for result in results)
-            if results and self.limits[-1] == self.whole.max_new_tokens:
-                self.lengths.append(
-                    [
-                        result.tokens
-                        for result in results
-                        if isinstance(result.outcome, Scored) and result.outcome.reward == 1
-                    ]
-                )
-            return results
-
-        engine.submit, engine.poll = limited, counted
-
-    def next(self) -> int:
-        """The limit of the next batch."""
-        most = self.whole.max_new_tokens
-        if self.kind == "fixed":
-            return int(self.number)
-        lengths = [length for batch in self.lengths for length in batch]
-        if self.kind == "whole" or len(self.limits) % WHOLE_EVERY == 0 or not lengths:
-            return most
-        return min(most, ceil(float(np.quantile(lengths, self.number))))
 
 
 def trained(task: Task, arm: str, rate: float, seed: int) -> Cell:
     """Train one arm from the initial model."""
     points: list[Point] = []
-    spent, batches, seconds, began = 0.0, 0, 0.0, time.process_time()
+    limits: list[int | None] = []
+    seconds, began = 0.0, time.process_time()
 
     def listen(said: dict[str, Any]) -> None:
-        nonlocal batches, seconds
+        nonlocal seconds
         if said["kind"] == "batch":
-            batches, seconds = batches + 1, time.process_time() - began - spent
+            limits.append(said.get("limit"))
+            seconds = time.process_time() - began - spent()
         elif said["kind"] == "eval":
             breadth = said["breadth"]
-            cost = batches, seconds, said["rollouts_paid"], said["tokens_paid"]
+            cost = len(limits), seconds, said["rollouts_paid"], said["tokens_paid"]
             points.append(Point(*cost, said["accuracy"], breadth["pass_at_k"], breadth["entropy"], breadth["tokens"]))
 
+    kind, _, number = arm.partition("-")
     recipe = recipes.reinforce(GROUPS)
-    if arm.startswith("limit"):
-        recipe, arm_of_engine = recipe.replace(limit=rollalloc.Limit(share=float(arm.partition("-")[2]))), "whole"
-    else:
-        arm_of_engine = arm
+    if kind == "limit":
+        recipe = recipe.replace(limit=Limit(share=float(number)))
     line = Line(recipe, settings={"learning_rate": rate})
     trainer = task.trainer(line, seed, listen, max_batches=BATCHES, eval_every=640, eval_samples=4)
-    limit = Limit(arm_of_engine, trainer.engine)
-    evaluate = trainer.evaluate
-
-    def aside() -> Any:
-        nonlocal spent
-        start = time.process_time()
-        found = evaluate()
-        spent += time.process_time() - start
-        return found
-
-    trainer.evaluate = aside
+    engine: Any = trainer.engine
+    if kind == "fixed":  # of rollouts alone: evaluations read the trainer's own settings
+        engine.sampling = replace(engine.sampling, max_new_tokens=int(number))
+    spent = seconds_of_evaluations(trainer)
     trainer.run()
-    return Cell(task.name, arm, rate, seed, limit.truncated / limit.ended, tuple(limit.limits), tuple(points))
+    stopped = engine.outcomes.truncated / engine.outcomes.ended
+    return Cell(task.name, arm, rate, seed, stopped, tuple(limits), tuple(points))
 
 
 def known(out: Path) -> list[Cell]:
@@ -225,7 +168,7 @@ def chosen(cells: Sequence[Cell], task: str) -> tuple[float, list[tuple[str, flo
     for kind in (FIXED, LEARNED):
         arms = [each for each in made.values() if each.arm in kind]
         best.append(min(arms, key=lambda each: cost(each, target, "tokens") or float("inf")))
-    return target, [(each.arm.replace("learned", "limit"), each.rate) for each in best]
+    return target, [(each.arm, each.rate) for each in best]
 
 
 def table(out: Path) -> Iterator[str]:
@@ -240,8 +183,8 @@ def table(out: Path) -> Iterator[str]:
             if (cell.task, cell.seed) == (task, TUNING):
                 tokens, seconds = (cost(cell, target, of) for of in ("tokens", "seconds"))
                 columns = (f"{cell.rate:g}", many([tokens], 1000), many([seconds]), f"{cell.points[-1].accuracy:.3f}")
-                limited = [limit for at, limit in enumerate(cell.limits) if at % WHOLE_EVERY]
-                limits = f"{limited[0]} to {limited[-1]}"
+                known_ones = [limit for limit in cell.limits if limit is not None]
+                limits = f"{known_ones[0]} to {known_ones[-1]}" if known_ones else ""
                 yield f"| {' | '.join((cell.arm, *columns, f'{cell.stopped:.0%}', limits))} |"
         yield ""
         yield (
