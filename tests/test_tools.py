@@ -1,10 +1,11 @@
-"""What `make package`, `make installs` and `make mutants` refuse: the rest of them is run, not tested."""
+"""What `make package`, `make installs` and `make mutants` refuse, the rest of them is run; what CI says of its stages."""
 
 from __future__ import annotations
 
 import io
 import re
 import shlex
+import subprocess
 import sys
 import tarfile
 import tomllib
@@ -102,10 +103,10 @@ def test_a_mutant_dies_lives_or_is_none(tmp_path, capsys):
     (tmp_path / "tests").mkdir()
     expected = {
         ("one + other", "one - other"): "died  sums.py: 0\n",
-        ("one + other", "other + one"): f"WRONG  sums.py: 1\n       lives: {killer} passes\n",
-        ("one * other", "other"): "WRONG  sums.py: 2\n       expected this text once in sums.py, found it 0 times",
-        ("one", "other"): "WRONG  sums.py: 3\n       expected this text once in sums.py, found it 2 times",
-        ("one + other", "one +"): "WRONG  sums.py: 4\n       its killer did not run (pytest's exit status",
+        ("one + other", "other + one"): f"WRONG  sums.py: 1\n       {killer}: passes, so the mutant lives\n",
+        ("one * other", "other"): f"WRONG  sums.py: 2\n       {killer}: expected this text once in sums.py, found it 0",
+        ("one", "other"): f"WRONG  sums.py: 3\n       {killer}: expected this text once in sums.py, found it 2",
+        ("one + other", "one +"): f"WRONG  sums.py: 4\n       {killer}: did not run (pytest's exit status",
     }
     (tmp_path / "tests" / "mutants.toml").write_text(
         "".join(
@@ -118,9 +119,26 @@ def test_a_mutant_dies_lives_or_is_none(tmp_path, capsys):
     assert mutants.main(root=tmp_path, imports=()) == 1
     said = capsys.readouterr().out
     assert [each for each in expected.values() if each not in said] == []
+    died, *wrong = expected.values()
+    end = said[said.index(wrong[-1]) + len(wrong[-1]) :]  # only this may be kept of a long output
+    assert died not in end
+    assert [each for each in wrong if each not in end] == []
     assert said.endswith("1 of 5 mutants died\n")
     assert mutants.main("nothing", root=tmp_path) == 1  # has this word in it
     assert "one + other" in (package / "sums.py").read_text()
+
+
+def test_a_script_says_what_its_stages_took_also_where_one_fails():
+    script = (
+        'set -e; . "$0"; stage true; (set -e; stage sleep 0.01) & wait $!; echo between; stage bash -c "$1"; echo no'
+    )
+    command = ["bash", "-c", script, str(ROOT / ".ci" / "stages"), "echo loud >&2; exit 3"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    took = r" *\d+ +\d+  {}\n".format
+    stages = [took("true"), took("sleep 0.01"), took(r"bash -c echo loud >&2; exit 3 \(failed: 3\)")]
+    table = r"\n  wall s    CPU s  stage\n" + "".join(stages)
+    assert re.fullmatch("".join([*stages[:2], "between\n", stages[2], table]), done.stdout)
+    assert (done.returncode, done.stderr) == (3, "loud\n")
 
 
 def test_each_mutant_is_of_a_text_and_has_a_killer():

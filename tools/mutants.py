@@ -193,8 +193,8 @@ def fault(mutant: Mutant, server: Server) -> str | None:
     except ValueError as error:
         return str(error)
     if code == 0:
-        return f"lives: {mutant.killer} passes"
-    return None if code == FAILED else f"its killer did not run (pytest's exit status {code}):\n{output[-2000:]}"
+        return "passes, so the mutant lives"
+    return None if code == FAILED else f"did not run (pytest's exit status {code}):\n{output[-2000:]}"
 
 
 def main(
@@ -231,14 +231,16 @@ def main(
             finally:
                 servers.put(server)
 
-        wrong, pool = 0, ThreadPoolExecutor(jobs)
+        wrong, pool = [], ThreadPoolExecutor(jobs)
         for mutant, what in zip(mutants, pool.map(tried, mutants), strict=True):
-            wrong += what is not None
-            print(f"{'died' if what is None else 'WRONG'}  {mutant.file}: {mutant.breaks}", flush=True)
-            if what is not None:
-                print(f"       {what}", flush=True)
-    print(f"{len(mutants) - wrong} of {len(mutants)} mutants died")
-    return int(wrong > 0)
+            if what is None:
+                print(f"died  {mutant.file}: {mutant.breaks}", flush=True)
+            else:
+                wrong.append(f"WRONG  {mutant.file}: {mutant.breaks}\n       {mutant.killer}: {what}")
+                print(wrong[-1], flush=True)
+    # Once more: of a long output only the end may be kept.
+    print("\n".join([*wrong, f"{len(mutants) - len(wrong)} of {len(mutants)} mutants died"]))
+    return int(bool(wrong))
 
 
 if __name__ == "__main__":
