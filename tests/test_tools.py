@@ -128,6 +128,24 @@ def test_a_mutant_dies_lives_or_is_none(tmp_path, capsys):
     assert "one + other" in (package / "sums.py").read_text()
 
 
+def test_a_mutant_whose_killer_needs_luck_dies_at_a_later_try_and_that_is_said(tmp_path, capsys):
+    package = tmp_path / "src" / "rollalloc"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "sums.py").write_text("ONE = 1\n")
+    (tmp_path / "test_sums.py").write_text(
+        "from pathlib import Path\n\nfrom rollalloc.sums import ONE\n\n\ndef test_one():\n"
+        "    if ONE != 1 and not (seen := Path('seen')).exists():\n        seen.touch()\n"
+        "    else:\n        assert ONE == 1\n"
+    )
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "mutants.toml").write_text(
+        '[[mutant]]\nbreaks = "one"\nfile = "sums.py"\noriginal = "1"\nmutant = "2"\nkiller = "test_sums.py::test_one"\n'
+    )
+    assert tool("mutants").main(root=tmp_path, imports=()) == 0
+    assert "died  sums.py: one (at try 2: test_sums.py::test_one needs luck)\n" in capsys.readouterr().out
+
+
 def test_a_script_says_what_its_stages_took_also_where_one_fails():
     script = (
         'set -e; . "$0"; stage true; (set -e; stage sleep 0.01) & wait $!; echo between; stage bash -c "$1"; echo no'
