@@ -96,6 +96,8 @@ def test_the_moved_share_under_adapters_is_that_of_the_merged_weights(tmp_path):
         now_T = (logits_TV / trainer.temperature).log_softmax(dim=-1)[range(len(tokens)), tokens]
         made = Generation(at, tokens, now_T.numpy() - np.array(changes[at], np.float32), truncated=False)
         rollouts.append(Rollout(prompt=at, prompt_tokens=prompt, made=made))
+        (found_T,) = trainer._generator.logprobs([(prompt, tokens)])  # the share alone may be right by chance
+        assert found_T == pytest.approx(now_T.numpy(), abs=1e-4)
     assert moved_share(trainer._generator, rollouts) == pytest.approx(1 / 3)
     with trainer.model.disable_adapter():
         assert moved_share(trainer._generator, rollouts) != pytest.approx(1 / 3)
