@@ -22,6 +22,7 @@ from rollalloc.drivers.trl.checks import (
     check_processes,
     check_settings,
     check_sizes,
+    check_stops,
     check_turns,
     in_shape_of,
 )
@@ -325,6 +326,20 @@ def test_another_correction_of_vllm_than_the_drivers_is_refused(tmp_path):
     args.vllm_importance_sampling_mode = "other"
     with pytest.raises(ValueError, match="vllm_importance_sampling_mode='other': under a recipe"):
         check_settings(args, recipes.grpo(4, 4))
+
+
+@pytest.mark.parametrize("tail", ["sampled", "none"])
+def test_a_recipe_that_stops_rollouts_is_refused_with_vllm_and_only_there(tail, tmp_path, caplog):
+    args = tiny_trl.settings(tmp_path)
+    stops, whole = (recipes.darts(groups=4, shortest=3, longest=1, tail=each) for each in (tail, "exact"))
+    check_stops(stops, args, can_stop=True)
+    assert not caplog.messages
+    check_stops(stops, args, can_stop=False)
+    assert "every rollout is generated to its end" in caplog.text
+    args.use_vllm = True
+    with pytest.raises(ValueError, match=r"not possible with use_vllm=True.*such as darts with tail='exact'"):
+        check_stops(stops, args, can_stop=False)
+    check_stops(whole, args, can_stop=False)
 
 
 @pytest.mark.parametrize("rule", [OverGroup, OverChosen])

@@ -18,6 +18,7 @@ from peft import LoraConfig
 from tiny_trl import DISTINCT
 from transformers import TrainerCallback
 
+from rollalloc import recipes
 from rollalloc.data.feature_blocks import own_features
 from rollalloc.data.feature_file import write_features
 from rollalloc.drivers.trl.allocation import Allocation
@@ -73,6 +74,13 @@ def test_rows_that_a_gate_leaves_out_are_not_trained_on(tmp_path):
     assert lines[-1]["rollalloc/left_out"] == runs["gated"].allocation.allocator.left_out >= 2
     gated, without = (run.model.state_dict() for run in runs.values())
     assert all(torch.equal(gated[name], without[name]) for name in without)
+
+
+def test_a_gate_that_leaves_everything_out_says_so_after_eight_batches(tmp_path, caplog):
+    recipe = recipes.reinforce(groups=16, replay=16, replay_moved=0.0, replay_pause=0)
+    tiny_trl.trainer(tmp_path, recipe, num_generations=2, max_steps=10, learning_rate=1e-2).train()
+    said = [message.split(" that had")[0] for message in caplog.messages if "replay gives nothing" in message]
+    assert said == ["replay gives nothing: in each of the last 8 batches"]
 
 
 def test_the_moved_share_under_adapters_is_that_of_the_merged_weights(tmp_path):

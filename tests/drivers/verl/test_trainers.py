@@ -111,6 +111,27 @@ def test_the_gate_is_told_the_share_of_the_replayed_rows_own_tokens_and_metrics_
     assert [factors[key] != 0 for key in replayed] == [replays > 0] * 2
 
 
+@pytest.mark.parametrize("notices", [True, False])
+def test_a_gate_that_leaves_everything_out_says_so_after_eight_batches(make_rounds, monkeypatch, caplog, notices):
+    section = {"recipe": "reinforce", "replay": 2, "replay_moved": 0, "replay_pause": 0, "notices": notices}
+    made = RollallocTrainer.__new__(RollallocTrainer)
+    made.settings, made.global_steps = read_settings(section, 2, 2), 0
+    rounds = made.rounds = make_rounds(section, groups=2, n=2)
+    values = {"old_log_probs": [-1.0], "rollout_log_probs": [-9.0], "response_mask": [1]}
+
+    def get(keys, partition_id, select_fields):
+        return {name: torch.nested.as_nested_tensor([torch.tensor(values[name])] * len(keys)) for name in select_fields}
+
+    monkeypatch.setattr(trainer.tq, "kv_batch_get", get)
+    for step in range(1, 11):
+        made.global_steps, made._trained = step, rounds.next_batch()
+        made._admit({})
+        rounds.crew.rows -= set(made._trained.keys)
+        rounds.trained(step)
+    said = [message.split(" that had")[0] for message in caplog.messages if "replay gives nothing" in message]
+    assert said == ["step 9: replay gives nothing: in each of the last 8 batches"] * notices
+
+
 # ----------------------------------------------------------------------------------------------------- the configuration
 
 

@@ -422,9 +422,21 @@ def check_processes(args: Any) -> None:
         )
 
 
-def check_stops(recipe: Recipe, can_stop: bool) -> None:
-    """Warn if the recipe stops rollouts, but the generator cannot stop them."""
-    if not can_stop and recipe.stopping:
+def check_stops(recipe: Recipe, args: Any, can_stop: bool) -> None:
+    """Check a recipe with a stop rule. Warn if the generator cannot stop rollouts.
+
+    Raises:
+        ValueError: vLLM generates, which TRL gives no way to stop a rollout.
+    """
+    if not recipe.stopping:
+        return
+    if args.use_vllm:
+        raise ValueError(
+            f"the recipe stops rollouts of its stage {recipe.stages[recipe.stopping[0]].name!r}, which is not possible with "
+            "use_vllm=True: all would be generated to their end; set use_vllm=False, or choose a recipe that does not stop "
+            "rollouts, such as darts with tail='exact'"
+        )
+    if not can_stop:
         log.warning(
             "the recipe stops rollouts, but here every rollout is generated to its end: only rollalloc's sampler in a "
             "single process can stop rollouts"

@@ -157,7 +157,7 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         )
         self._is_unsloths = is_unsloths(self)
         self._loss_check = LossCheck(self, self._generator, wanted=check_loss)
-        checks.check_stops(recipe, self._generator.can_stop)
+        checks.check_stops(recipe, self.args, self._generator.can_stop)
         checks.check_limit(recipe, self.args, self._generator.turns is not None)
         if recipe.reads_kl:
             self.allocation.movement = Movement(self._generator)
