@@ -11,11 +11,11 @@ import pytest
 hydra = pytest.importorskip("hydra", reason="verl's environment: make verl-test")
 pytest.importorskip("verl")
 
+from compositions import composed  # noqa: E402
 from omegaconf import OmegaConf  # noqa: E402
 
 from rollalloc import recipes  # noqa: E402
 from rollalloc.drivers.verl.check import checked  # noqa: E402
-from rollalloc.drivers.verl.check import composed as of_command  # noqa: E402
 from rollalloc.drivers.verl.check import main as check  # noqa: E402
 from rollalloc.drivers.verl.settings import read_settings  # noqa: E402
 from rollalloc.recipes.darts import ShortestAndLongest  # noqa: E402
@@ -41,7 +41,12 @@ METHODS = sorted(path.stem for path in (FOLDER / "method").glob("*.yaml"))
 pytestmark = pytest.mark.verl
 
 
-def composed(row: str, *chosen: str) -> Any:
+def run_of(row: str, *chosen: str) -> Any:
+    return composed(command(row, *chosen))
+
+
+def unresolved(row: str, *chosen: str) -> Any:
+    """A run whose values that follow from others still say from which."""
     with hydra.initialize_config_dir(str(FOLDER), version_base=None):
         return OmegaConf.create(OmegaConf.to_container(hydra.compose(row, list(chosen)), resolve=False))
 
@@ -58,7 +63,7 @@ def recipe_of(config: Any) -> tuple[int, int, Any]:
 @pytest.mark.parametrize("row", ROWS)
 @pytest.mark.parametrize("method", METHODS)
 def test_every_row_of_a_paper_makes_a_recipe_of_its_own_size(row: str, method: str) -> None:
-    config = composed(row, f"method={method}")
+    config = run_of(row, f"method={method}")
     section = config.trainer.v1.rollalloc
     groups, n, recipe = recipe_of(config)
     assert recipe.groups == groups == 128
@@ -76,7 +81,7 @@ def test_every_row_of_a_paper_makes_a_recipe_of_its_own_size(row: str, method: s
 @pytest.mark.parametrize("row", [*ROWS, "darts_math_3b"])
 def test_each_method_of_a_row_has_a_log_and_checkpoints_of_its_own(row: str) -> None:
     methods = METHODS if row in ROWS else ["stream", "grpo", "dapo", "roll", "streamdapo"]
-    runs = [of_command(command(row, f"method={name}")) for name in methods]
+    runs = [run_of(row, f"method={name}") for name in methods]
     assert len({run.trainer.experiment_name for run in runs}) == len(methods)
     assert len({run.trainer.default_local_dir for run in runs}) == len(methods)
 
@@ -84,18 +89,18 @@ def test_each_method_of_a_row_has_a_log_and_checkpoints_of_its_own(row: str) -> 
 def test_pilots_as_needed_and_fewer_of_them_trained_on_are_overrides() -> None:
     chosen = ["trainer.v1.rollalloc.pilots=as_needed", "trainer.v1.rollalloc.n_effective=8"]
     as_needed = command("polaris_4b", "method=pilot_commit", *chosen)
-    config = of_command(as_needed)
+    config = composed(as_needed)
     _, _, recipe = recipe_of(config)
     assert (recipe.intake, recipe.rows) == (KeepInFlight(384, ahead=True), SubsampledPilots(8))
     assert checked(config).optimizer_steps == 4
-    _, _, first = recipe_of(of_command([*as_needed, "trainer.v1.rollalloc.effective=first"]))
+    _, _, first = recipe_of(composed([*as_needed, "trainer.v1.rollalloc.effective=first"]))
     assert first.rows == SubsampledPilots(8, first=True)
 
 
 @pytest.mark.parametrize("row", ROWS)
 def test_no_rollout_is_cut_before_its_length(row: str) -> None:
     """verl refuses a model of fewer positions than `max_model_len`; without it rollouts would be cut in silence."""
-    config = composed(row, "method=grpo")
+    config = run_of(row, "method=grpo")
     rollout, tokens = config.actor_rollout_ref.rollout, config.data.max_prompt_length + config.data.max_response_length
     assert rollout.max_model_len == rollout.max_num_batched_tokens == tokens
     assert config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu == tokens
@@ -117,7 +122,7 @@ def test_no_rollout_is_cut_before_its_length(row: str) -> None:
     ],
 )
 def test_runs_of_pods_have_the_published_baselines(row: str, pods: tuple[int, int, int], grpo: tuple[int, int]) -> None:
-    ours, base = (composed(row, f"arm={arm}") for arm in ("pods", "grpo"))
+    ours, base = (unresolved(row, f"arm={arm}") for arm in ("pods", "grpo"))
     groups, n, recipe = recipe_of(ours)
     assert (groups, n, recipe.rows) == (*pods[:2], MaxVariance(pods[2]))
     assert recipe_of(base)[:2] == grpo
@@ -134,9 +139,9 @@ def test_runs_of_pods_have_the_published_baselines(row: str, pods: tuple[int, in
 
 def test_llama_has_a_kl_term_and_the_others_of_pods_have_none() -> None:
     for row in PODS:
-        actor = composed(row, "arm=pods").actor_rollout_ref.actor
+        actor = run_of(row, "arm=pods").actor_rollout_ref.actor
         assert actor.use_kl_loss == (row == "pods_llama")
-    config = of_command(command("pods_llama", "arm=pods"))
+    config = run_of("pods_llama", "arm=pods")
     assert checked(config).rows == 16
     assert (config.actor_rollout_ref.actor.kl_loss_coef, config.algorithm.use_kl_in_reward) == (0.04, False)
 
@@ -144,7 +149,7 @@ def test_llama_has_a_kl_term_and_the_others_of_pods_have_none() -> None:
 @pytest.mark.parametrize("rule", ["max_reward", "random", "percentile"])
 def test_pods_grids_and_rules_are_overrides(rule: str) -> None:
     chosen = ["row.n.pods=256", "row.m=2", f"trainer.v1.rollalloc.rule={rule}"]
-    config = composed("pods_gsm8k", "arm=pods", *chosen)
+    config = run_of("pods_gsm8k", "arm=pods", *chosen)
     _, n, recipe = recipe_of(config)
     assert (n, recipe) == (256, replace(recipes.pods(1, 256, 2, rule), prompts=AsOffered()))
     assert config.trainer.experiment_name == "pods_gsm8k-pods-256-2"
@@ -153,7 +158,7 @@ def test_pods_grids_and_rules_are_overrides(rule: str) -> None:
 @pytest.mark.parametrize("row", DARTS)
 @pytest.mark.parametrize("method", ["stream", "grpo", "dapo", "roll", "streamdapo"])
 def test_runs_of_darts_stream_on_half_of_the_devices_and_train_on_eight_rows_a_group(row: str, method: str) -> None:
-    config = of_command(command(row, f"method={method}"))
+    config = run_of(row, f"method={method}")
     step = checked(config)
     assert (step.prompts, step.mode) == (DARTS[row], "separate_async")
     assert step.rows == (8 if method.startswith("stream") else None)
@@ -164,8 +169,7 @@ def test_runs_of_darts_stream_on_half_of_the_devices_and_train_on_eight_rows_a_g
 
 def test_stream_has_ten_rollouts_of_every_prompt_and_streamdapo_ten_to_sixteen_with_fewer_longest() -> None:
     stream, streamdapo = (
-        recipe_of(of_command(command("darts_deepmath_7b", f"method={method}")))[2]
-        for method in ("stream", "streamdapo")
+        recipe_of(run_of("darts_deepmath_7b", f"method={method}"))[2] for method in ("stream", "streamdapo")
     )
     lengths = np.arange(256.0)
     assert set(stream.stages[0].size.spread(lengths, rows=8)) == {10}
@@ -207,14 +211,14 @@ def test_the_check_says_from_any_folder_what_a_step_is(
 def test_six_optimizer_steps_are_one_key() -> None:
     """As the released Pilot-Commit takes them, of batches of which the others take four."""
     six = "actor_rollout_ref.actor.ppo_mini_batch_size=21"
-    assert checked(of_command(command("deepmath_1.5b", "method=pilot_commit", six))).optimizer_steps == 6
+    assert checked(run_of("deepmath_1.5b", "method=pilot_commit", six)).optimizer_steps == 6
 
 
 @pytest.mark.parametrize("row", ROWS)
 def test_every_method_of_a_row_has_one_and_the_same_loss(row: str) -> None:
     losses = []
     for method in METHODS:
-        config = of_command(command(row, f"method={method}"))
+        config = run_of(row, f"method={method}")
         step = checked(config)
         assert (step.mode == "sync") == (method in ("dapo", "grpo", "pilot_commit", "pods"))
         assert step.optimizer_steps == 4
@@ -229,7 +233,7 @@ def test_every_method_of_a_row_has_one_and_the_same_loss(row: str) -> None:
 @pytest.mark.parametrize("row", ["polaris_4b", *PODS])
 def test_the_check_changes_nothing_and_says_what_it_could_not_check(row: str) -> None:
     """Also rows with LoRA where vLLM, which verl asks about the adapters' rank, is not installed under its own name."""
-    config = of_command(command(row, "arm=pods" if row in PODS else "method=pilot_commit"))
+    config = run_of(row, "arm=pods" if row in PODS else "method=pilot_commit")
     rank = config.actor_rollout_ref.model.get("lora_rank", 0)
     step = checked(config)
     assert step.mode == "sync"
