@@ -125,6 +125,9 @@ def test_a_mutant_dies_lives_or_is_none(tmp_path, capsys):
     assert [each for each in wrong if each not in end] == []
     assert said.endswith("1 of 5 mutants died\n")
     assert mutants.main("nothing", root=tmp_path) == 1  # has this word in it
+    (tmp_path / "test_sums.py").write_text("def test_another():\n    pass\n")
+    assert mutants.main("0", root=tmp_path, imports=(), passed=True) == 1
+    assert f"{killer}: did not run (pytest's exit status 4)" in capsys.readouterr().out
     assert "one + other" in (package / "sums.py").read_text()
 
 
