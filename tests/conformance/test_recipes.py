@@ -20,12 +20,11 @@ from rollalloc.testing import check_recipe, trace
 ROOT = Path(__file__).parents[2]
 
 
-# One of each kind in short runs under one seed; the tier `e2e` has the others, and each in longer runs under another seed.
-KINDS = [*TRACED, *(pytest.param(name, marks=pytest.mark.e2e) for name in RECIPES if name not in TRACED)]
+# One of each kind in short runs; the tier `e2e` has all of them in longer runs under another seed.
+RUNS = [*((name, 0) for name in TRACED), *(pytest.param(name, 1, marks=pytest.mark.e2e) for name in RECIPES)]
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.e2e)])
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize(("name", "seed"), RUNS)
 def test_every_law_holds(name, seed):
     check_recipe(RECIPES[name], table=TABLES.get(name, PromptTable.of), seeds=(seed,), batches=6 if seed else 3)
 
