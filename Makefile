@@ -27,6 +27,9 @@ TYPED  := $(addprefix src/rollalloc/,core rules recipes predict testing named.py
 UNIT   := $(addprefix tests/,core rules predict conformance recipes rewards/test_function.py test_house.py) \
 	--ignore tests/predict/test_predictor_worlds.py
 
+# Python compiles a file when it is first imported. pip would compile all 70,000 of these environments, minutes of CPU time.
+export PIP_COMPILE := no
+
 VERL   := .venv-verl/bin/python -m pip --quiet --disable-pip-version-check
 UNSLOTH := .venv-unsloth/bin/python -m pip --quiet --disable-pip-version-check
 
@@ -60,8 +63,9 @@ laptop: .venv/ready
 		--reward rollalloc.tasks.chat:compute_score --max-new-tokens 24 --learning-rate 2e-5 \
 		--max-rollouts 1280 --eval-every 640 --device cpu --out runs/laptop
 
+# ALL=yes: also those of the tier e2e, in one session, which collects and imports once.
 test: .venv/ready
-	$(TESTS) -m "not e2e and not slow"
+	$(TESTS) -m "$(if $(ALL),,not e2e and )not slow"
 
 test-e2e: .venv/ready
 	$(TESTS) -m "e2e and not slow"

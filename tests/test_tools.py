@@ -249,8 +249,9 @@ def test_an_extra_that_a_message_names_exists():
     assert [one for one in named if one[1] not in extras] == []
 
 
-def test_other_arithmetic_runs_folders_of_ours_alone():
-    folders = {Path(folder) for folder in tool("arithmetic").folders()}
-    assert {Path("tests/models"), Path("lab/tests/tasks")} <= folders
-    strange = {folder for folder in folders if folder.parts[0] != "tests" and folder.parts[:2] != ("lab", "tests")}
-    assert not strange
+def test_other_arithmetic_runs_tests_of_ours_alone_and_each_file_that_it_names():
+    arithmetic = tool("arithmetic")
+    files = {Path(file) for file in arithmetic.files()}
+    assert {Path("tests/models"), Path("tests/drivers/trl"), Path("lab/tests/tasks")} <= {file.parent for file in files}
+    assert not {file for file in files if file.parts[0] != "tests" and file.parts[:2] != ("lab", "tests")}
+    assert {Path(file) for file in arithmetic.ALSO} <= files

@@ -34,9 +34,17 @@ KINDS: dict[str, dict[str, str]] = {
     "rounding": {"PYTHONPATH": str(ROOT / "tests" / "rounding")},
 }
 
-# All tests but those of folders in which nothing computes with weights: no test hangs on a processor's arithmetic,
-# nor on what a hardly trained model happens to sample by it.
-WITHOUT = {"cli", "core", "files", "recipes", "rewards", "rules", "runs", "rounding", "shown", "simulate", "waste"}
+# All tests but those of folders in which none computes with weights, but for the files named here: no test hangs on a
+# processor's arithmetic, nor on what a hardly trained model happens to sample by it. Of `advise` and
+# `conformance`, whose tests take long, few do; a count of the products of matrices in each test said which.
+WITHOUT = {"advise", "bench", "cli", "conformance", "core", "data", "experiments", "files", "processes", "recipes"}
+WITHOUT |= {"report", "rewards", "rounding", "rules", "runs", "shown", "simulate", "unsloth", "verl", "waste"}
+ALSO = {
+    "lab/tests/bench/test_leaderboard.py",
+    "lab/tests/experiments/test_released_lm.py",
+    "tests/advise/test_sampled_profile.py",
+    "tests/conformance/test_golden.py",  # what recipes decide by a regression
+}
 # And of the tier `e2e` what computes the same in two ways.
 _TWO = "tests/drivers/trl/test_distributed.py"
 E2E = (
@@ -74,11 +82,11 @@ def probed(kind: str) -> dict[str, str]:
     return dict(line.split(":") for line in done.stdout.split("\n") if line)
 
 
-def folders() -> list[str]:
-    """The folders of the library's tests and of the laboratory's, but those that compute nothing."""
+def files() -> list[str]:
+    """The files of the library's tests and of the laboratory's, but those that compute nothing."""
     tests = (ROOT / "tests", ROOT / "lab" / "tests")  # by name: the environments beside them hold the tests of others
-    found = {path.parent.relative_to(ROOT) for of in tests for path in of.glob("*/**/test_*.py")}
-    return sorted(str(path) for path in found if not WITHOUT & {*path.parts} and not found & {*path.parents})
+    found = {path.relative_to(ROOT) for of in tests for path in of.glob("*/**/test_*.py")}
+    return sorted(str(path) for path in found if not WITHOUT & {*path.parts} or str(path) in ALSO)
 
 
 def main(*given: str) -> int:
@@ -87,7 +95,7 @@ def main(*given: str) -> int:
     if "--tests" in given:
         at = given.index("--tests")
         names, marker, given_tests = given[:at], "--tests", given[at + 1 :]
-    runs = [(given_tests, "not slow")] if marker else [(folders(), "not e2e and not slow"), (E2E, "e2e")]
+    runs = [(given_tests, "not slow")] if marker else [(files(), "not e2e and not slow"), (E2E, "e2e")]
     if unknown := {each for name in names for each in name.split("+")} - KINDS.keys() or (marker and not given_tests):
         print(f"expected names among {', '.join(KINDS)}, and tests after --tests, got {unknown or 'none'}")
         return 2
