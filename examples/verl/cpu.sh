@@ -8,8 +8,6 @@ shift
 python=${PYTHON:-python}
 export VERL_PLATFORM=cpu VLLM_CPU_KVCACHE_SPACE=1 HF_HUB_OFFLINE=1 TORCHDYNAMO_DISABLE=1 OMP_NUM_THREADS=1
 export RAY_DEDUP_LOGS=0 RAY_USAGE_STATS_ENABLED=0 VLLM_NO_USAGE_STATS=1
-# Or Ray starts a process for each of its 16 CPUs before any is needed.
-export RAY_prestart_worker_first_driver=0
 export VERL_FILE_LOGGER_PATH="$folder/metrics.jsonl"
 [ -d "$folder/model" ] || $python "$here/make_tiny.py" "$folder"
 modules=verl_on_cpu${VERL_USE_EXTERNAL_MODULES:+,$VERL_USE_EXTERNAL_MODULES}

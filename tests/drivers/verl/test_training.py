@@ -25,7 +25,7 @@ pytest.importorskip("verl")
 pytestmark = pytest.mark.verl
 HERE = Path(__file__).parent
 EXAMPLE = HERE.parents[2] / "examples" / "verl" / "cpu.sh"
-STEPS = 3
+STEPS = 5
 LIMIT = 600  # seconds, against a run that hangs
 GROUPS = 8  # of the example
 TRAINED = 8  # rollouts a group of the example
@@ -283,7 +283,7 @@ def test_a_killed_run_goes_on_with_the_same_prompts(tmp_path):
 def test_rollouts_go_on_over_an_update_and_begin_again_after_a_kill(name, killed, tmp_path):
     """verl's colocate_async: what runs when a batch is there is broken off for the update and goes on after it."""
     run = Run(tmp_path / "run")
-    steps = ["trainer.total_training_steps=5", "trainer.save_freq=2", *FEW_AT_ONCE]
+    steps = [f"trainer.total_training_steps={STEPS}", "trainer.save_freq=2", *FEW_AT_ONCE]
     how = {"section": RECIPES[name], "mode": "rollalloc_colocate_async"}
     if killed:
         assert run.start(*steps, **how, KILL_TRAINER_AT="4") != 0
