@@ -140,6 +140,8 @@ of its prompts at 8M) and outside the clock.
   far as there is time, stock with n = 4, tuned in the same way, `foresight` at the rate of `foresight-replay`, and
   `line-replay` at that of `line`. Bar: `line` over `foresight-replay` 1.4 in rollouts and 1.0 in tokens. Seconds are the
   processor's, beside other work.
+  Changed at 17:22, before any final run, when three of the four tuning runs had, or nearly, come to the target by 384
+  rollouts: an evaluation every 96 rollouts, and 384 of them at least, since 192 were too coarse to compare.
 - A run but for the tuning goes on to its least budget (12,288 rollouts at 0.15M, 8,192 at 8M, 1,792 at 135M) or until two
   successive evaluations are at the target, whichever is later, and ends at twice the least budget.
 - This plan was cut after four runs of the tuning (all arms at 1.5e-4), because the machine was busier than expected: before,
@@ -335,8 +337,9 @@ SIZES["135m-cpu-u"] = replace(
     about="SmolLM2-135M, U-shaped pool, CPU",
     rates=(2e-5, 4e-5),
     final=tuple(range(300, 305)),
-    least=768,
+    least=384,
     most=2_304,
+    every=96,
     heldout=192,
     arms=("stock-4", "line", "foresight-replay"),
     target=0.6,
