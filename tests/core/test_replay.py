@@ -117,6 +117,28 @@ def test_replayed_rows_come_in_the_order_of_their_rollouts(drive):
     assert rollouts(again) == sorted(rollouts(fresh))
 
 
+def test_rows_that_the_loss_left_out_are_released_and_not_replayed(drive):
+    """A new row at its first update, and a row that was kept before at the update whose loss leaves it out."""
+    driver = drive(replaying(times=None), 6, default=(1.0,))
+    first, second = driver.until_batch().batch.rows
+    driver.allocator.tell([Updated(1, masked=(first.rollout,))])
+    assert driver.ask(0).release == (first.rollout,)
+    batch = driver.until_batch().batch
+    assert [row.rollout for row in batch.rows if row.replays] == [second.rollout]
+    driver.allocator.tell([Updated(2, masked=(second.rollout,))])
+    assert driver.ask(0).release == (second.rollout,)
+    assert [row.rollout for row in driver.until_batch().batch.rows if row.replays] == rollouts(batch.rows[:2])
+
+
+def test_a_loss_can_leave_out_only_rows_of_the_batch(drive):
+    driver = drive(replaying(), 6, default=(1.0,))
+    driver.until_batch()
+    before = json.dumps(driver.allocator.state_dict())
+    with pytest.raises(EventError, match=r"masked names rollouts \[7, 9\], which are not in the batch"):
+        driver.allocator.tell([Updated(1, masked=(0, 9, 7))])
+    assert json.dumps(driver.allocator.state_dict()) == before
+
+
 def test_a_short_batch_has_replays_too_and_they_make_none_by_themselves(drive):
     driver = drive(replace(replaying(recipes.raft(2)), budget=Budget(run_rollouts=3)), 6, default=(1.0,))
     first, second = batches(driver, 2)

@@ -108,10 +108,13 @@ class Updated:
         version: version of the new weights, which is the last version plus 1, whatever the number of optimizer steps.
         approx_kl: the divergence KL(before ‖ after) between the policy before this update and the policy after it, in
             nats per token; 0 or more. Values above `FARTHEST` count as `FARTHEST`. None if it was not measured.
+        masked: rollouts of the batch that the trainer's loss left out, for example because they reached the length limit.
+            They are not replayed.
     """
 
     version: int
     approx_kl: float | None = None
+    masked: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

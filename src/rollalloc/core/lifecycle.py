@@ -117,6 +117,12 @@ def on_updated(run: Run, event: Updated) -> None:
             f"Updated({version}): the batch has replayed rows and the recipe's replay has a gate, so tell Moved before the "
             "batch is trained; a trainer that cannot measure this needs a recipe without a gate (no replay_moved)"
         )
+    masked = set(event.masked)
+    if masked and (others := masked.difference(map(_rollout, batch.rows))):
+        raise EventError(
+            f"Updated({version}): masked names rollouts {sorted(others)[:5]}, which are not in the batch; name only rollouts "
+            "of its rows"
+        )
     run.kl_sum += _moved(event)
     run.version = version
     run.selection.begin()
@@ -127,7 +133,8 @@ def on_updated(run: Run, event: Updated) -> None:
     else:
         run.kept.update((row.rollout, row) for row in batch.rows)
     run.batch = None
-    forget(run, [row for row in run.kept.values() if not may_replay(run, row)])
+    # What the loss has left out taught nothing, and would be left out again in the place of rows that teach.
+    forget(run, [row for row in run.kept.values() if row.rollout in masked or not may_replay(run, row)])
     run.pool.on_version(version)
     # Groups that still run too, because what is still generated for them would be thrown away.
     for group in [group for group in run.flight.groups.values() if run.stale(group)]:

@@ -42,6 +42,7 @@ class Auditor:
     released: set[int] = field(default_factory=set[int])
     trained: set[int] = field(default_factory=set[int])
     row_of: dict[int, Row] = field(default_factory=dict[int, Row])  # the last row of each trained rollout
+    masked: set[int] = field(default_factory=set[int])  # rollouts that the trainer's loss left out
     replayed: int = 0
     left_out: int = 0
     replay_from: int = 0  # the first version whose batch may have replayed rows
@@ -73,6 +74,7 @@ class Auditor:
                     self.causes["failed" if isinstance(event, Failed) else "cancelled"] += 1
             case Updated():
                 self.version = event.version
+                self.masked.update(event.masked)
                 self.due, self.in_batch = self.due | self.in_batch, set()
                 self.too_old.update(group for group in self.groups if self._is_stale(group))
             case Moved() if self.recipe.gate is not None and event.share > self.recipe.gate.most:
@@ -130,7 +132,7 @@ class Auditor:
     def _may_return(self, rollout: int) -> bool:
         """Whether a row that was trained on may be replayed."""
         replay, row = self.recipe.replay, self.row_of[rollout]
-        if replay is None or self.version - row.version > replay.max_staleness:
+        if replay is None or rollout in self.masked or self.version - row.version > replay.max_staleness:
             return False
         return (replay.times is None or row.replays < replay.times) and row.advantage > replay.above
 
@@ -149,6 +151,7 @@ class Auditor:
         expect(12, age <= replay.max_staleness, f"rollout {row.rollout} is replayed with staleness {age}")
         expect(12, row.advantage > replay.above, f"{row} is replayed, its advantage is not above {replay.above}")
         expect(12, row.rollout not in self.released, f"rollout {row.rollout} was released before its replay")
+        expect(12, row.rollout not in self.masked, f"rollout {row.rollout} is replayed, but the loss has left it out")
 
     def _why_not_trained(self, rollout: int, round_ends: bool) -> str:
         """The reason why a result was not trained on. Raise an error if no allowed reason holds."""

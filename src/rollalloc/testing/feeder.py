@@ -131,9 +131,11 @@ class AuditedRun:
             self.twin.tell(events)
 
     def update(self) -> Updated:
-        """The next `Updated`. Every third update has no KL divergence."""
-        version = self.allocator.version + 1
-        return Updated(version, 0.02 * (version % 5) if version % 3 else None)
+        """The next `Updated`. Every third update has no KL divergence, and every other one leaves truncated rows out."""
+        version, batch = self.allocator.version + 1, self.allocator.batch
+        rollouts = [row.rollout for row in batch.rows] if batch is not None and version % 2 else []
+        masked = tuple(rollout for rollout in rollouts if self.audit.done[rollout].truncated)
+        return Updated(version, 0.02 * (version % 5) if version % 3 else None, masked)
 
     def terminal(self, trouble: float) -> Event:
         """End a random running rollout: mostly with a result, sometimes with a failure or a cancellation."""

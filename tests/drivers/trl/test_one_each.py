@@ -83,6 +83,29 @@ def test_a_gate_that_leaves_everything_out_says_so_after_eight_batches(tmp_path,
     assert said == ["replay gives nothing: in each of the last 8 batches"]
 
 
+@pytest.mark.parametrize("masks", [True, False])
+def test_rows_that_the_loss_leaves_out_as_truncated_are_not_replayed(masks, tmp_path):
+    """The reward looks at the first word, so that without the mask many replayed rows are truncated."""
+    recipe = recipes.reinforce(groups=16, neg=1, replay=8)
+    changes = {"num_generations": 2, "mask_truncated_completions": masks, "max_steps": 6}
+    trainer = tiny_trl.trainer(tmp_path, recipe, **changes)
+    truncated, ask = [], trainer.allocation._ask
+
+    def asking(*given: Any) -> Any:
+        actions = ask(*given)
+        again = [row for row in actions.batch.rows if row.replays] if actions.batch else []
+        truncated.extend(each.made.truncated for each in trainer.allocation.rollouts_of(again))
+        return actions
+
+    trainer.allocation._ask = asking
+    trainer.train()
+    log = [line for line in trainer.state.log_history if "rollalloc/rows" in line]
+    assert sum(line["rollalloc/replayed"] for line in log) == len(truncated) > 0
+    assert any(truncated) is not masks
+    if masks:
+        assert sum(line["rollalloc/masked"] for line in log) > 0
+
+
 def test_the_moved_share_under_adapters_is_that_of_the_merged_weights(tmp_path):
     """By hand it is 1/3 under the merged weights. The adapters' dropout is off, although the model is in training mode."""
     adapter = LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM", lora_dropout=0.5)

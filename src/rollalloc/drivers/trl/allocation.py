@@ -24,6 +24,7 @@ from rollalloc.drivers.trl.generation import Generator
 from rollalloc.drivers.trl.movement import Movement, moved_share
 from rollalloc.drivers.trl.rewards import RewardFunctions
 from rollalloc.drivers.trl.rollout import Rollout, decode, encode
+from rollalloc.drivers.trl.tensors import counts
 from rollalloc.generate.outcomes import RolloutResult, mostly_unscored, no_scores, tell, uncertainty_of
 from rollalloc.generate.sampler import Generation, Request
 from rollalloc.rules.advantages import GRPO, settled
@@ -53,6 +54,7 @@ class Allocation:
         movement: measures how far each batch moves the weights. None if the recipe does not read this distance.
         rollouts: the rollouts that the core has not released, by id.
         moved: with a gate on replay, the share of the replayed rows' tokens that had moved in the last batch; else None.
+        masked: rollouts of the last batch that the loss leaves out as truncated.
         finished: why the recipe ended; None while it runs.
         generated: number of rollouts generated since the last batch, including those that are not trained on.
         logged: metrics that reward functions logged since the last batch.
@@ -79,6 +81,7 @@ class Allocation:
         self.made: Blocks | None = None
         self.movement: Movement | None = None
         self.moved: float | None = None
+        self.masked: tuple[int, ...] = ()
         table = PromptTable(len(dataset), features=None if callable(features) else features)
         self.allocator = Allocator(recipe, table, seed)
         self._stopping = recipe.stopping
@@ -116,14 +119,20 @@ class Allocation:
             actions = self._ask()
 
     def admit(self, generate: Generator) -> Batch | None:
-        """Let the recipe's gate decide whether the outstanding batch's replayed rows are trained on. Return the batch."""
+        """Let the recipe's gate decide whether the outstanding batch's replayed rows are trained on. Return the batch.
+
+        Also notes which of its rows the loss leaves out.
+        """
         batch = self.allocator.batch
         replayed = [] if batch is None else [row for row in batch.rows if row.replays]
         if self.allocator.recipe.gate is not None:
             self.moved = moved_share(generate, self.rollouts_of(replayed)) if replayed else None
             if self.moved is not None:
                 self._tell([Moved(self.moved)])
-        return self.allocator.batch
+        batch = self.allocator.batch
+        rollouts = [] if batch is None else self.rollouts_of(batch.rows)
+        self.masked = tuple(each.made.rollout for each in rollouts if not counts(generate.trainer, each))
+        return batch
 
     def prepare(self, saved: Blocks | None = None) -> None:
         """Compute the features, or take the saved features. Call this before the first prompt is drawn.
@@ -146,7 +155,7 @@ class Allocation:
         """Report to the core that the outstanding batch was trained on, so the weights have a new version."""
         if batch := self.allocator.batch:
             moved = None if self.movement is None else self.movement.end()
-            self._tell([Updated(batch.version + 1, moved)])
+            self._tell([Updated(batch.version + 1, moved, self.masked)])
 
     def rollouts_of(self, rows: Iterable[Row]) -> list[Rollout]:
         """The rollouts of these rows, in order."""

@@ -41,7 +41,7 @@ from rollalloc.drivers.trl.loss_check import LossCheck, arguments_of
 from rollalloc.drivers.trl.movement import Movement
 from rollalloc.drivers.trl.rewards import RewardFunctions
 from rollalloc.drivers.trl.rollout import Rollout, decode, encode, parses
-from rollalloc.drivers.trl.tensors import counts, training_inputs
+from rollalloc.drivers.trl.tensors import training_inputs
 from rollalloc.drivers.trl.unsloth import check_patch, is_unsloths, laid_out, padded_by
 from rollalloc.named import parameters_of, refuse_unknown
 from rollalloc.runs.trl_log import ROLLOUT
@@ -258,7 +258,7 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         rollouts = allocation.rollouts_of(batch.rows) if batch else []
         self._count(batch)
         if batch:
-            self._count_masked(batch, rollouts)
+            self._count_masked(batch)
             self._show(batch, rollouts)
         return training_inputs(self, self._generator, batch, rollouts)
 
@@ -314,16 +314,13 @@ class AllocatedGRPOTrainer(GRPOTrainer):
             metrics[name] = [value]  # TRL logs the mean of this list, so the list contains only the last total
         metrics["num_tokens"] = [self.state.num_input_tokens_seen]
 
-    def _count_masked(self, batch: Batch, rollouts: Sequence[Rollout]) -> None:
+    def _count_masked(self, batch: Batch) -> None:
         """Log how many rows the loss leaves out as truncated, and warn of the first batch that teaches nothing by this."""
         if not self.mask_truncated_completions:
             return
-        teaches = [
-            counts(self, rollout)
-            for row, rollout in zip(batch.rows, rollouts, strict=True)
-            if row.advantage * row.weight
-        ]
-        self._metrics["train"]["rollalloc/masked"].append(sum(not counts(self, each) for each in rollouts))
+        masked = self.allocation.masked
+        teaches = [row.rollout not in masked for row in batch.rows if row.advantage * row.weight]
+        self._metrics["train"]["rollalloc/masked"].append(len(masked))
         if teaches and not any(teaches) and not self._said_masked and self.accelerator.is_main_process:
             self._said_masked = True
             log.warning(
