@@ -19,7 +19,7 @@ from rollalloc.waste.shares import share_of
 NAN = float("nan")
 
 
-def log_of(rewards, *, prompts=None, steps=None, asked=None, answered=None, tokens=None):
+def log_of(rewards, *, prompts=None, steps=None, asked=None, answered=None, tokens=None, truncated=None, limited=None):
     """A log with one group for each row of rewards.
 
     Args:
@@ -29,6 +29,8 @@ def log_of(rewards, *, prompts=None, steps=None, asked=None, answered=None, toke
         asked: (group) → the prompt's text.
         answered: (group, rollout) → the completion's text.
         tokens: (group, rollout) → the completion's length.
+        truncated: (group, rollout) → whether it reached a limit.
+        limited: (group, rollout) → whether that was the recipe's limit.
     """
     gathering = Gathering()
     for group, row in enumerate(rewards):
@@ -41,6 +43,8 @@ def log_of(rewards, *, prompts=None, steps=None, asked=None, answered=None, toke
                 asked=asked and asked(group),
                 answered=answered and answered(group, at),
                 tokens=tokens and tokens(group, at),
+                truncated=truncated and truncated(group, at),
+                limited=bool(limited and limited(group, at)),
             )
     return Log("verl", gathering.groups())
 
@@ -195,6 +199,17 @@ def test_lengths_say_what_a_limit_at_the_right_rollouts_would_save():
     assert found.beyond.value == pytest.approx(80 * wrong / (100 * wrong + right))
     nobody = profiled(np.zeros((20, 4)), tokens=lambda group, at: 7).lengths
     assert (nobody.right_p95, nobody.beyond) == (None, None)
+
+
+def test_what_the_recipe_s_limit_stopped_is_a_share_of_its_own():
+    """A quarter of the rollouts reached the generator's limit, another quarter the recipe's."""
+    rewards = np.zeros((20, 4))
+    own = profiled(
+        rewards, tokens=lambda group, at: 7, truncated=lambda group, at: at < 2, limited=lambda group, at: not at
+    )
+    assert (own.lengths.truncated.value, own.lengths.limited.value) == (0.25, 0.25)
+    plain = profiled(rewards, tokens=lambda group, at: 7, truncated=lambda group, at: at < 2).lengths
+    assert (plain.truncated.value, plain.limited) == (0.5, None)
 
 
 def test_a_limit_above_which_nothing_is_saves_nothing():

@@ -51,6 +51,18 @@ def test_a_rollout_of_a_trained_group_in_no_batch_was_not_selected(ours):
     assert {row["kind"] for row in shown(collected(ours))} == {"not logged", "stopped early"}
 
 
+def test_a_rollout_that_was_cut_off_says_by_which_limit(ours):
+    path = ours.folder / "rollouts.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines[0] |= {"truncated": True}
+    lines[1] |= {"truncated": True, "limit": 11}
+    lines[2] |= {"limit": 11}
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    cut_off, stopped, ended, plain = (row["cut"] for row in shown(collected(ours))[:4])
+    assert (cut_off, stopped) == ("cut off at the length limit", "stopped at the recipe's limit")
+    assert (ended, plain) == ("", "")
+
+
 def test_of_many_groups_some_are_shown_whole_and_spread_evenly(tmp_path, rollouts_into):
     log = collected(RecordedRun(rollouts_into(tmp_path, 1000)), 100)
     groups = [rollout.group for _, rollout in log.sample]

@@ -394,6 +394,19 @@ def test_a_run_with_a_limit_says_it(trainer_of):
     assert limits[-1] in (1, 2, 3)
 
 
+def test_the_log_says_which_rollouts_the_recipe_s_limit_stopped(trainer_of, tmp_path):
+    """Of truncated rollouts, those whose line has a limit have as many tokens; the others as many as the sampler allows."""
+    trainer = trainer_of(LIMITED, folder=tmp_path, max_batches=8, log_rollouts=True, sampling=Sampling(8))
+    trainer.run()
+    most = trainer.config.sampling.max_new_tokens
+    rows = [json.loads(line) for line in (tmp_path / "rollouts.jsonl").read_text().splitlines()]
+    cut = [row for row in rows if row["truncated"]]
+    assert {row["tokens"] == row.get("limit", most) for row in cut} == {True}
+    assert {row["limit"] < most for row in rows if "limit" in row} == {True}
+    assert any("limit" in row for row in cut)
+    assert any("limit" not in row for row in cut)
+
+
 def test_a_killed_run_with_a_limit_is_the_unbroken_one(trainer_of, tmp_path):
     def run_of(folder, **changes):
         return trainer_of(LIMITED, folder=folder, max_batches=8, checkpoint_every=1, **changes)

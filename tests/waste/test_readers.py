@@ -473,6 +473,7 @@ def test_prime_rl_reads_all_traces_rather_than_the_effective_ones():
         "taught": 6,
         "all_right": 8,
         "all_truncated": 8,
+        "all_limited": 0,
         "unscored": 2,
         "all_wrong": 0,
         "all_alike": 0,

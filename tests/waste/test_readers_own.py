@@ -98,6 +98,31 @@ def test_accounts_beside_a_log_count_though_only_the_log_was_given(tmp_path):
     assert sentence(find(read_log(log))).startswith("60.0% of 5 rollouts taught nothing, by the run's own accounts")
 
 
+def test_what_the_recipe_s_limit_stopped_is_not_called_truncated(tmp_path):
+    """Groups of two wrong rollouts: stopped by the recipe, by the generator's own limit, and of both of which one ended."""
+    cut = [
+        [{"truncated": True, "limit": 5}] * 2,
+        [{"truncated": True}] * 2,
+        [{"truncated": True, "limit": 5}, {"limit": 5}],
+    ]
+    rows = [
+        {"key": str(group), "version": 0, "group": group, "rollout": 2 * group + at, "metric": 0.0} | how
+        for group, hows in enumerate(cut)
+        for at, how in enumerate(hows)
+    ]
+    right = {"key": "r", "version": 0, "group": 9, "rollout": 9, "metric": 1.0, "truncated": True, "limit": 5}
+    log = read_log(lines(tmp_path / "rollouts.jsonl", [*rows, right]))
+    assert log.groups.truncated_V.tolist() == [2, 2, 1, 1]
+    assert log.groups.limited_V.tolist() == [2, 0, 1, 1]
+    assert {cause: count for cause, count in find(log).shares.rollouts.items() if count} == {
+        "all_limited": 2,
+        "all_truncated": 2,
+        "all_wrong": 2,
+    }
+    odd = read_log(lines(tmp_path / "odd" / "rollouts.jsonl", [right | {"limit": "five"}]))
+    assert (odd.odd, odd.groups.limited_V.tolist()) == (1, [0])
+
+
 # ------------------------------------------------------------------------------------------------------- logs without ids
 
 

@@ -25,7 +25,8 @@ class LengthProfile:
         p50: median.
         p95: 95th percentile.
         longest: maximum in the log.
-        truncated: share of rollouts that reached the length limit. None: not logged.
+        truncated: share of rollouts that reached the generator's length limit. None: not logged.
+        limited: share of rollouts that reached the recipe's own limit. None: it stopped none, or this is not logged.
         right_p95: 95th percentile of the right rollouts. None: no rollout is right.
         beyond: share of all tokens (or characters) that come later in their rollout than `right_p95`: what a limit of
             that length would save. None: no rollout is right.
@@ -36,6 +37,7 @@ class LengthProfile:
     p95: Share
     longest: int
     truncated: Share | None
+    limited: Share | None
     right_p95: Share | None
     beyond: Share | None
 
@@ -75,7 +77,8 @@ def lengths_of(judged: Groups, *, seed: int = 0, resamples: int = 200) -> Length
         p50=p50,
         p95=p95,
         longest=int(length_R.max()),
-        truncated=share_of(logged.truncated_V, logged.size_V, logged.prompt_V),
+        truncated=share_of(logged.truncated_V - logged.limited_V, logged.size_V, logged.prompt_V),
+        limited=share_of(logged.limited_V, logged.size_V, logged.prompt_V) if judged.limited_R.any() else None,
         right_p95=right_p95,
         beyond=beyond,
     )

@@ -122,6 +122,7 @@ def _groups(right_P: NDArray[np.int64], count_P: NDArray[np.int64], failed: int)
         first_V=size_P,
         rewards_R=np.where(place_R < np.repeat(count_P, size_P), rewards_R, np.nan),
         truncated_R=nothing_R,
+        limited_R=np.zeros(len(place_R), np.int64),
         tokens_R=nothing_R,
         characters_R=nothing_R,
         answer_R=np.zeros(len(place_R), np.int64),

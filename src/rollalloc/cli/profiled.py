@@ -58,6 +58,7 @@ def _lengths(lengths: LengthProfile) -> Table:
         ("median", lengths.p50, ",.0f"),
         ("95th percentile", lengths.p95, ",.0f"),
         ("hit the limit", lengths.truncated, ".1%"),
+        ("stopped at the recipe's limit", lengths.limited, ".1%"),
         ("95th percentile of right rollouts", lengths.right_p95, ",.0f"),
         (f"{lengths.unit} beyond it, of all", lengths.beyond, ".1%"),
     ]

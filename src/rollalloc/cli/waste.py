@@ -21,6 +21,7 @@ _CAUSES = {
     "all_right": "all right",
     "all_wrong": "all wrong",
     "all_truncated": "all wrong, all truncated",
+    "all_limited": "all wrong, all stopped at the recipe's limit",
     "all_alike": "equal, but neither right nor wrong",
     "single": "one scored rollout",
     "unscored": "no score",

@@ -120,8 +120,8 @@ def on_updated(run: Run, event: Updated) -> None:
     masked = set(event.masked)
     if masked and (others := masked.difference(map(_rollout, batch.rows))):
         raise EventError(
-            f"Updated({version}): masked names rollouts {sorted(others)[:5]}, which are not in the batch; name only rollouts "
-            "of its rows"
+            f"Updated({version}): masked names rollouts {sorted(others)[:5]}, which are not in the batch; name only "
+            "rollouts of its rows"
         )
     run.kl_sum += _moved(event)
     run.version = version

@@ -150,7 +150,7 @@ class LocalEngine(RolloutEngine):
     ) -> None:
         self.behaviour, self.policy = behaviour, behaviour.trained
         self.prompts, self.scorer, self.sampling, self.seed = prompts, scorer, sampling, seed
-        self._log = RolloutLog(log, keep)
+        self._log = RolloutLog(log, keep, sampling.max_new_tokens)
         self.generations: dict[int, Generation] = {}
         self.outcomes = Outcomes()
         self._version = 0

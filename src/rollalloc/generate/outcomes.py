@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -208,10 +209,11 @@ class RolloutLog:
     Args:
         path: the file. None: nothing is written.
         keep: number of rollouts to keep for `taken`, the first ones after each call.
+        most: maximum number of tokens of every rollout, whatever its order's limit. None: not known.
     """
 
-    def __init__(self, path: Path | None, keep: int = 0) -> None:
-        self._path, self._keep = path, keep
+    def __init__(self, path: Path | None, keep: int = 0, most: int | None = None) -> None:
+        self._path, self._keep, self._most = path, keep, most
         self._lines: list[str] = []
         self._kept: list[dict[str, Any]] = []
 
@@ -257,6 +259,8 @@ class RolloutLog:
             "metric": scored and scored.metric,
             "tokens": result.tokens if tokens_known else None,
             "truncated": result.truncated,
+            # Only a limit that can stop a rollout, so that one that is truncated below it was stopped by the recipe.
+            **({} if order.limit is None or order.limit >= (self._most or inf) else {"limit": order.limit}),
             "unscored": reason,
             "text": text,
         }

@@ -44,7 +44,7 @@ class LoggedRollout(NamedTuple):
         reward: the reward used for training; None without a score.
         metric: the metric used for selection; None without a score.
         tokens: its length; None if it is not logged.
-        truncated: whether it reached the length limit.
+        cut: what cut it off; empty if nothing did, or if the log does not say.
         unscored: why it has no score; None if it has one, or if the log does not say.
         version: version of the weights that generated it, or the training step; None if it is not logged.
         rollout: its id in the run; None if the log has none.
@@ -58,7 +58,7 @@ class LoggedRollout(NamedTuple):
     reward: float | None
     metric: float | None
     tokens: int | None
-    truncated: bool
+    cut: str
     unscored: str | None
     version: int | None
     rollout: int | None
@@ -135,11 +135,18 @@ def _ours(file: Path, reading: LogState) -> Iterator[LoggedRollout]:
             _number(row.get("reward")),
             _number(row.get("metric")),
             _whole(row.get("tokens")),
-            row.get("truncated") is True,
+            _cut(row),
             _said(row.get("unscored")),
             _whole(row.get("version")),
             _whole(row.get("rollout")),
         )
+
+
+def _cut(row: Mapping[str, Any]) -> str:
+    """What cut a rollout off, in words. The log has the limit of the rollout's order only if the recipe gave it one."""
+    if row.get("truncated") is not True:
+        return ""
+    return "cut off at the length limit" if _whole(row.get("limit")) is None else "stopped at the recipe's limit"
 
 
 @dataclass
@@ -250,7 +257,7 @@ def _trl_row(group: Hashable, rewards: list[str], row: Mapping[str, Any]) -> Log
         reward,
         reward,
         None,
-        False,
+        "",
         None if scores else "no reward function gave a score",
         _whole(row.get("step")),
         None,
@@ -277,7 +284,7 @@ def _verl(file: Path, reading: LogState) -> Iterator[LoggedRollout]:
             _number(row.get("score")),
             _number(score),
             None,
-            False,
+            "",
             None,
             int(file.stem) if step is None else step,
             None,

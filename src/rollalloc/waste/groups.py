@@ -20,7 +20,7 @@ from rollalloc.waste.texts import NOTHING, WIDTH, answer_hash, features_of
 NO_STEP = -(1 << 62)  # stands for a step that was not logged
 NOT_SAID = -1  # stands for a number of tokens, characters or truncated rollouts that was not logged
 _OF_VISITS = ("prompt_V", "step_V", "begin_V", "first_V")
-_OF_ROLLOUTS = ("rewards_R", "truncated_R", "tokens_R", "characters_R", "answer_R")
+_OF_ROLLOUTS = ("rewards_R", "truncated_R", "limited_R", "tokens_R", "characters_R", "answer_R")
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +35,7 @@ class Groups:
         first_V: number of each visit's rollouts that were ordered before any result was known.
         rewards_R: rewards, visit after visit; NaN for a rollout without a score.
         truncated_R: 1 for a rollout that reached the length limit, otherwise 0; `NOT_SAID` if not logged.
+        limited_R: 1 for a rollout that reached the recipe's own limit (`rollalloc.Limit`), otherwise 0; 0 if not logged.
         tokens_R: length of each rollout in tokens; `NOT_SAID` if not logged.
         characters_R: length of each rollout's text in characters; `NOT_SAID` if not logged.
         answer_R: hash of each rollout's answer, comparable only within this process; 0 if the text is not logged.
@@ -48,6 +49,7 @@ class Groups:
     first_V: NDArray[np.int64]
     rewards_R: NDArray[np.float64]
     truncated_R: NDArray[np.int64]
+    limited_R: NDArray[np.int64]
     tokens_R: NDArray[np.int64]
     characters_R: NDArray[np.int64]
     answer_R: NDArray[np.int64]
@@ -109,11 +111,24 @@ class Groups:
         """Number of scored rollouts of each visit that reached the length limit; `NOT_SAID` if not logged."""
         return self._truncated(np.where(np.isnan(self.rewards_R), np.minimum(self.truncated_R, 0), self.truncated_R))
 
+    @cached_property
+    def limited_V(self) -> NDArray[np.int64]:
+        """Number of rollouts of each visit that the recipe's own limit stopped."""
+        return self._sum(self.limited_R)
+
+    @cached_property
+    def limited_scored_V(self) -> NDArray[np.int64]:
+        """Number of scored rollouts of each visit that the recipe's own limit stopped."""
+        return self._sum(np.where(np.isnan(self.rewards_R), 0, self.limited_R))
+
+    def _sum(self, count_R: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.add.reduceat(count_R, self.begin_V) if len(self) else self.size_V
+
     def _truncated(self, truncated_R: NDArray[np.int64]) -> NDArray[np.int64]:
         if not len(self):
             return self.size_V
         logged_V = np.minimum.reduceat(truncated_R, self.begin_V) != NOT_SAID
-        return np.where(logged_V, np.add.reduceat(truncated_R, self.begin_V), NOT_SAID)
+        return np.where(logged_V, self._sum(truncated_R), NOT_SAID)
 
     @cached_property
     def low_V(self) -> NDArray[np.float64]:
@@ -183,12 +198,12 @@ class Gathering:
         self._visit_R, self._reward_R = array("q"), array("d")
         self._tokens_R, self._characters_R, self._answer_R = array("q"), array("q"), array("q")
         self._features = array("f")  # features, prompt after prompt
-        self._late_R, self._truncated_R = array("b"), array("b")
+        self._late_R, self._truncated_R, self._limited_R = array("b"), array("b"), array("b")
 
     def add(
         self, group: Hashable, prompt: str, step: int | None, reward: float | None,
-        *, truncated: bool | None = None, stage: int = 0, tokens: int | None = None, asked: str | None = None,
-        answered: str | None = None,
+        *, truncated: bool | None = None, limited: bool = False, stage: int = 0, tokens: int | None = None,
+        asked: str | None = None, answered: str | None = None,
     ) -> None:  # fmt: skip
         """Add a rollout to a group. `Groups` describes the arguments that are not listed here.
 
@@ -211,6 +226,7 @@ class Gathering:
         self._answer_R.append(0 if answered is None else answer_hash(answered))
         self._late_R.append(stage != 0)
         self._truncated_R.append(NOT_SAID if truncated is None else truncated)
+        self._limited_R.append(limited)
 
     def _numbered(self, prompt: str, asked: str | None) -> int:
         number = self._number.setdefault(prompt, len(self._number))
@@ -237,6 +253,7 @@ class Gathering:
             np.bincount(visit_R, ~late_R, visits).astype(np.int64),
             np.array(self._reward_R, np.float64)[order_R],
             np.array(self._truncated_R, np.int64)[order_R],
+            np.array(self._limited_R, np.int64)[order_R],
             np.array(self._tokens_R, np.int64)[order_R],
             np.array(self._characters_R, np.int64)[order_R],
             np.array(self._answer_R, np.int64)[order_R],

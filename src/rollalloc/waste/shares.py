@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from rollalloc.core.teaching import SAME
 from rollalloc.waste.groups import NO_STEP, Groups
 
-CAUSES = ("taught", "all_right", "all_wrong", "all_truncated", "all_alike", "single", "unscored")
+CAUSES = ("taught", "all_right", "all_wrong", "all_truncated", "all_limited", "all_alike", "single", "unscored")
 LEAST_PROMPTS = 10  # minimum number of prompts for an interval
 _Z = 1.959964
 
@@ -114,6 +114,7 @@ def _cause(groups: Groups) -> NDArray[np.int64]:
         "taught": groups.mixed_V,
         "single": groups.scored_V == 1,
         "all_right": groups.low_V >= highest - SAME,
+        "all_limited": (groups.limited_scored_V >= groups.scored_V) & (groups.scored_V > 0),
         "all_truncated": all_truncated_V,
         "all_wrong": groups.low_V <= lowest + SAME,
     }

@@ -223,6 +223,7 @@
       row.reward === null ? null : `reward ${short(row.reward)}`,
       row.score === null || row.score === row.reward ? null : `score ${short(row.score)}`,
       row.tokens === null ? null : `${row.tokens.toLocaleString("en")} tokens`,
+      row.cut || null,
       `rollout ${row.at.toLocaleString("en")}`,
       row.version === null ? null : `version ${row.version}`,
       row.run,

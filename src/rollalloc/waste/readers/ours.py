@@ -33,12 +33,14 @@ def _read(files: Files, log: Log, options: Options) -> None:
                     repeated += 1
                     continue
                 seen.add(row["rollout"])
+            truncated = _flag(row.get("truncated"), log, where, "truncated")
             gathering.add(
                 row["group"],
                 text(prompt),
                 whole(row["version"], log, where, "version"),
                 number(row[field], log, where, field),
-                truncated=_flag(row.get("truncated"), log, where, "truncated"),
+                truncated=truncated,
+                limited=count(row.get("limit"), log, where, "limit") is not None and truncated,
                 stage=whole(row.get("stage"), log, where, "stage") or 0,
                 tokens=count(row.get("tokens"), log, where, "tokens"),
                 answered=said(row.get("text")),
