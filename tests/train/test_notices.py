@@ -194,3 +194,10 @@ def test_a_budget_below_one_batch_is_refused_with_the_number_to_type(recipe, lea
     with pytest.raises(ValueError, match=f"give at least --max-rollouts {least}, or smaller batches"):
         check_run(run_of(recipe, parameters, max_rollouts=least - 1))
     check_run(run_of(recipe, parameters, max_rollouts=least))
+
+
+@pytest.mark.parametrize(("buffer", "limit_at"), [(2, 0.9), (None, 0.9), (2, None)])
+def test_an_overlong_penalty_that_a_limit_makes_idle_is_said(buffer, limit_at, run_of, caplog):
+    check_run(run_of("reinforce", {"groups": 4, "limit_at": limit_at}, overlong_buffer=buffer))
+    said = "under a lower limit, the penalty does nothing" in caplog.text
+    assert said is (buffer is not None and limit_at is not None)

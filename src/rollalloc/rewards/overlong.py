@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
+from rollalloc.core.recipe import Recipe
 from rollalloc.rewards.function import Outcome, Sample, Scored
 from rollalloc.rewards.scorers import Scorer
 
@@ -29,6 +30,18 @@ def overlong_penalty(tokens: int, max_tokens: int, buffer: int) -> float:
     if not 1 <= buffer <= max_tokens:
         raise ValueError(f"buffer must be in [1, max_tokens], got buffer {buffer} and max_tokens {max_tokens}")
     return -min(1.0, max(0, tokens - (max_tokens - buffer)) / buffer)
+
+
+def doubts_of_penalty(recipe: Recipe) -> list[str]:
+    """What a trainer should warn of before a run whose rewards have an overlong penalty; empty if there is nothing."""
+    if recipe.limit is None:
+        return []
+    why = (
+        "the overlong penalty grows before the engine's own maximum length, and the recipe stops rollouts where few right "
+        "ones are longer (limit_at): under a lower limit, the penalty does nothing. It does not follow the limit, because it "
+        "would punish right answers just below it, whose lengths set the limit, and both would fall. Leave one of the two out"
+    )
+    return [why]
 
 
 @dataclass(frozen=True)

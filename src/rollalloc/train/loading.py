@@ -33,7 +33,7 @@ from rollalloc.files.names import ENCODED, FEATURES
 from rollalloc.models.featurizer import features_of, weights_digest
 from rollalloc.models.policy import Policy, context_of, peft_module, usable_device
 from rollalloc.rewards.function import RewardFunction, load_reward
-from rollalloc.rewards.overlong import OverlongScorer
+from rollalloc.rewards.overlong import OverlongScorer, doubts_of_penalty
 from rollalloc.rewards.scorers import InlineScorer, Scorer, WorkerScorer
 from rollalloc.train.config import Config
 from rollalloc.train.evaluation import HeldOut
@@ -74,7 +74,7 @@ def check_run(config: Config, like: CheckedRun | None = None) -> CheckedRun:
     """
     usable_device(config.device)
     recipe = config.make_recipe()
-    for doubt in doubts(recipe):
+    for doubt in (*doubts(recipe), *(doubts_of_penalty(recipe) if config.overlong_buffer else ())):
         log.warning(doubt)
     if config.lora is not None:
         peft_module()

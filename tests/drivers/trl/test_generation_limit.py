@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import tiny_trl
+from trl.rewards import get_soft_overlong_punishment
 
 from rollalloc import Limit, recipes
 from rollalloc.drivers.trl.checks import check_limit
@@ -104,3 +105,12 @@ def test_a_limit_that_vllms_own_would_replace_is_refused(tmp_path):
 def test_masking_what_is_stopped_is_said(tmp_path, caplog):
     tiny_trl.trainer(tmp_path, LIMITED, mask_truncated_completions=True, **LONG)
     assert "mask_truncated_completions leaves the rollouts out of the loss that the recipe stops" in caplog.text
+
+
+@pytest.mark.parametrize(("penalised", "limited"), [(True, True), (False, True), (True, False)])
+def test_an_overlong_penalty_that_a_limit_makes_idle_is_said(tmp_path, caplog, penalised, limited):
+    names = ["right", "soft_overlong_punishment_reward"] if penalised else ["right"]
+    recipe = LIMITED if limited else recipes.reinforce(16)
+    check_limit(recipe, tiny_trl.settings(tmp_path), several_turns=False, rewards=names)
+    assert ("under a lower limit, the penalty does nothing" in caplog.text) is (penalised and limited)
+    assert get_soft_overlong_punishment(8, 2).__name__ == "soft_overlong_punishment_reward"

@@ -257,6 +257,13 @@ def test_a_setting_that_a_mode_excludes_is_refused_by_name(mode, changes, says, 
         configure(config_of(verls_config, mode, changes))
 
 
+@pytest.mark.parametrize(("enable", "limit_at"), [(True, 0.8), (False, 0.8), (True, None)])
+def test_an_overlong_penalty_that_a_limit_makes_idle_is_said(enable, limit_at, verls_config, caplog):
+    penalty = {"reward.reward_kwargs.overlong_buffer_cfg.enable": enable, "trainer.v1.rollalloc.limit_at": limit_at}
+    configure(config_of(verls_config, "rollalloc", penalty))
+    assert ("under a lower limit, the penalty does nothing" in caplog.text) is (enable and limit_at is not None)
+
+
 @pytest.mark.parametrize("mode", ["rollalloc", "rollalloc_colocate_async"])
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
 def test_every_engine_serves_a_recipe_that_stops_nothing(mode, engine, verls_config):

@@ -25,6 +25,7 @@ from rollalloc.drivers.trl.rewards import RewardFunctions, check_columns, how_to
 from rollalloc.drivers.trl.unsloth import is_unsloths
 from rollalloc.models.settings import Clip
 from rollalloc.named import in_shape
+from rollalloc.rewards.overlong import doubts_of_penalty
 from rollalloc.rules import rows
 from rollalloc.rules.prompts import InOrder, Shuffled
 
@@ -443,8 +444,11 @@ def check_stops(recipe: Recipe, args: Any, can_stop: bool) -> None:
         )
 
 
-def check_limit(recipe: Recipe, args: Any, several_turns: bool) -> None:
-    """Check a recipe that stops rollouts at a length.
+_PENALTY = "soft_overlong_punishment_reward"  # name of TRL's own reward function for DAPO's overlong penalty
+
+
+def check_limit(recipe: Recipe, args: Any, several_turns: bool, rewards: Sequence[str] = ()) -> None:
+    """Check a recipe that stops rollouts at a length. `rewards` are the names of the reward functions.
 
     Raises:
         ValueError: a rollout has several turns, so that a limit on its length would also count the tools' answers; or
@@ -467,6 +471,8 @@ def check_limit(recipe: Recipe, args: Any, several_turns: bool) -> None:
             "mask_truncated_completions leaves the rollouts out of the loss that the recipe stops (limit_at), so that the "
             "model does not learn to avoid them"
         )
+    for doubt in doubts_of_penalty(recipe) if _PENALTY in rewards else ():
+        log.warning(doubt)
 
 
 def check_saving(args: Any, state: Any) -> None:

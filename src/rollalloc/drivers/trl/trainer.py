@@ -158,7 +158,7 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         self._is_unsloths = is_unsloths(self)
         self._loss_check = LossCheck(self, self._generator, wanted=check_loss)
         checks.check_stops(recipe, self.args, self._generator.can_stop)
-        checks.check_limit(recipe, self.args, self._generator.turns is not None)
+        checks.check_limit(recipe, self.args, self._generator.turns is not None, self.reward_func_names)
         if recipe.reads_kl:
             self.allocation.movement = Movement(self._generator)
         self._finite = FiniteTraining(self)

@@ -17,6 +17,7 @@ from rollalloc.drivers.verl.moved import refuse_moved_keys
 from rollalloc.drivers.verl.paths import make_absolute
 from rollalloc.drivers.verl.reserved import SINGLE_TURN, refuse_reward_arguments
 from rollalloc.drivers.verl.settings import SECTION, WITHOUT_GROUPS, VerlSettings, read_settings
+from rollalloc.rewards.overlong import doubts_of_penalty
 
 MANAGER = "rollalloc.drivers.verl.workers.Manager"
 log = logging.getLogger(__name__)
@@ -55,7 +56,8 @@ def configure(config: Any) -> VerlSettings:
     conflicts = [*_conflicts(config, settings), *(_conflicts_of_separate(config) if mode == "separate_async" else ())]
     if conflicts:
         raise ValueError(conflicts[0])
-    for doubt in doubts(settings.recipe):
+    penalty = ((config.reward.get("reward_kwargs") or {}).get("overlong_buffer_cfg") or {}).get("enable")
+    for doubt in (*doubts(settings.recipe), *(doubts_of_penalty(settings.recipe) if penalty else ())):
         log.warning(doubt)
     with open_dict(config):
         rollout.agent.agent_loop_manager_class = MANAGER
