@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from rollalloc import Allocator, Budget, EventError, Limit, recipes
 from rollalloc.core.events import Cancelled, Done, Failed, Updated
+from rollalloc.core.recipe import Retire, doubts
 from rollalloc.named import make_recipe
 
 QUICK = recipes.raft(4).replace(limit=Limit(share=0.5, every=3, last=16))
@@ -190,6 +191,16 @@ def test_every_recipe_takes_the_limit_by_name():
             make_recipe("grpo", {"limit_at": share})
     with pytest.raises(ValueError, match=r"limit_at=0\.8: a recipe has a limit .* or stops rollouts by a rule"):
         make_recipe("darts", {"limit_at": 0.8, "tail": "sampled"})
+
+
+@pytest.mark.parametrize(
+    ("level", "every", "hardly"), [(0.9, 8, False), (0.93, 2, False), (0.93, 8, True), (0.97, 2, True)]
+)
+def test_a_level_of_retirement_that_no_prompt_reaches_under_the_limit_is_doubted(level, every, hardly):
+    """A tenth of the right rollouts is stopped, in 7 of 8 batches or in every other one: .9125 or .95 seem right."""
+    recipe = recipes.reinforce(4).replace(retire=Retire(level=level), limit=Limit(share=0.9, every=every))
+    assert ["and is hardly ever retired" in line for line in doubts(recipe)] == [True] * hardly
+    assert doubts(recipe.replace(limit=None)) == []
 
 
 def test_a_budget_of_tokens_buys_more_rollouts_under_a_limit():

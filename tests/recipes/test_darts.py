@@ -7,6 +7,8 @@ import pytest
 
 from rollalloc import Allocator, recipes
 from rollalloc.core.events import Done
+from rollalloc.core.group import GroupView
+from rollalloc.core.prompts import PromptTable
 from rollalloc.recipes.darts import Redundant
 
 
@@ -41,3 +43,12 @@ def test_a_size_rule_that_keeps_no_dict_is_refused_by_name():
 
     with pytest.raises(TypeError, match=r"Wrong.* must keep its memory in a dict"):
         Allocator(recipes.darts(2, 2, 0).replace(size=Wrong(1.5, 2.0)), 2, 0)
+
+
+def test_lengths_that_a_limit_has_cut_are_not_learned():
+    rule = Redundant(1.5, 2.0)
+    memory = rule.init(PromptTable(2))
+    rule.observe(memory, GroupView.of([1, 0], tokens=[4, 8], limit=8))
+    rule.observe(memory, GroupView.of([1, 0], tokens=[4, 20], prompt=1))
+    assert memory["mean_N"].tolist() == pytest.approx([np.nan, 12], nan_ok=True)
+    assert memory["std_N"].tolist() == pytest.approx([np.nan, 8], nan_ok=True)

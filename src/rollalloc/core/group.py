@@ -206,6 +206,7 @@ class GroupView:
         lengths: tokens of each rollout that ended, in no particular order. For a stopped rollout, the number is a lower
             bound of its full length.
         kept: maps a rollout's id to the probability with which a stop rule kept it; empty if no rule chose at random.
+        limit: maximum tokens of the group's rollouts, where the recipe's `Limit` gives the group one; else None.
         size: number of rollouts decided for the group so far, in all stages, including failed and stopped rollouts.
         predicted: success rate that the prompt rule predicted when it drew the prompt; None without a prediction.
         baseline: reward that the prompt rule expected when it drew the prompt; None without an expectation.
@@ -230,6 +231,7 @@ class GroupView:
     unfinished: int = _of_group("unfinished")
     cancelled: int = _of_group("cancelled")
     kept: Mapping[int, float] = _of_group("kept")
+    limit: int | None = _of_group("limit")
     size: int = _of_group("size")
     lengths: Sequence[int] = _of_group("lengths")
     rollouts_G: NDArray[np.int64] = _column("rollout", np.int64)
@@ -265,6 +267,7 @@ class GroupView:
         baseline: float | None = None,
         sampling_ratio: float | None = None,
         visits: Sequence[Sequence[float]] = (),
+        limit: int | None = None,
     ) -> GroupView:
         """Make a view by hand, for tests and for trying out a rule.
 
@@ -286,6 +289,7 @@ class GroupView:
             baseline: reward that the prompt rule expected.
             sampling_ratio: the probability of the draw, divided by the probability of a uniform draw.
             visits: metrics of each earlier visit of the prompt.
+            limit: maximum tokens of the group's rollouts.
         """
         count = len(metrics)
 
@@ -305,7 +309,7 @@ class GroupView:
         ):
             made.add(Done(g, float(reward), float(metric), length, version, None, cut, uncertainty))
         made.running = dict.fromkeys(range(count, count + running))
-        made.size = count + running + cancelled
+        made.size, made.limit = count + running + cancelled, limit
         return made.view
 
     @property

@@ -156,7 +156,9 @@ class Limit:
 
     A rollout is right if its metric is at least 0.5. One that reaches the limit is stopped and scored as it is, so that it
     mostly counts as wrong; nothing is generated in its place. Where wrong rollouts are longer than right ones, this saves
-    more tokens than right rollouts. It is a bias against long answers. So groups take turns: of each `every` batches' worth
+    more tokens than right rollouts. It is a bias against long answers, also in the success rates of prompts, which rules and
+    `Retire` read: a rollout that was stopped counts there as it was scored. Not to count it would be a larger bias, because
+    most rollouts that are stopped are wrong. So groups take turns: of each `every` batches' worth
     of groups, the first has no limit and shows how long right answers are now. No group has a limit before 16 right
     rollouts are known.
 
@@ -464,7 +466,7 @@ def doubts(recipe: Recipe) -> list[str]:
         for stage, rollouts in zip(recipe.stages, rollouts_S, strict=True)
         for doubt in stage.judge.doubts(rollouts)
     ]
-    return [*doubts, *_doubts_of_replay(recipe)]
+    return [*doubts, *_doubts_of_replay(recipe), *_doubts_of_limit(recipe)]
 
 
 def _doubts_of_replay(recipe: Recipe) -> list[str]:
@@ -477,6 +479,23 @@ def _doubts_of_replay(recipe: Recipe) -> list[str]:
     why = (
         f"replay of {replay.rows:,} rows: batches of {recipe.groups} × {each} have {most:,} rows at most that are no "
         f"older than {replay.max_staleness} updates, so no batch gets more; allow older rows or replay fewer"
+    )
+    return [why]
+
+
+def _doubts_of_limit(recipe: Recipe) -> list[str]:
+    """A level of retirement that no prompt reaches, because the limit stops right rollouts, which then count as wrong."""
+    limit, retire = recipe.limit, recipe.retire
+    if limit is None or retire is None:
+        return []
+    limited = (limit.every - 1) / limit.every
+    seen = 1 - limited * (1 - limit.share)
+    if retire.level <= seen:
+        return []
+    why = (
+        f"retire_at={retire.level:g} with limit_at={limit.share:g}: in {limit.every - 1} of {limit.every} batches, the "
+        f"limit stops about {1 - limit.share:.0%} of the right rollouts, which then count as wrong, so a prompt that is "
+        f"always right has a success rate of about {seen:.2f} and is hardly ever retired; lower retire_at, or raise limit_at"
     )
     return [why]
 

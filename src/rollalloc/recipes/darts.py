@@ -218,7 +218,9 @@ class _ByLengths(SizeRule):
         return {name: np.full(len(table), np.nan, np.float32) for name in ("mean_N", "std_N")}
 
     def observe(self, memory: Memory, group: GroupView) -> None:
-        """Update the running mean and standard deviation of the prompt's lengths, unless the visit had only one rollout.
+        """Update the running mean and standard deviation of the prompt's lengths.
+
+        Nothing is learned from a visit of only one rollout, nor of one whose rollouts had a limit, which cuts lengths.
 
             mean ← mean + 0.3 (m - mean),   std ← std + 0.3 (s - std)
 
@@ -227,7 +229,7 @@ class _ByLengths(SizeRule):
         """
         (lengths, lost), prompt = self._lengths(group), group.prompt
         count, total = len(lengths), sum(lengths)
-        if count < 2:
+        if count < 2 or group.limit is not None:
             return
         # For so few integers, plain sums are faster than NumPy.
         deviation = sqrt(count * sum(map(mul, lengths, lengths)) - total * total) / sqrt(count * (count - lost))

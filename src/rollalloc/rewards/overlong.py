@@ -38,8 +38,9 @@ def doubts_of_penalty(recipe: Recipe) -> list[str]:
         return []
     why = (
         "the overlong penalty grows before the engine's own maximum length, and the recipe stops rollouts where few right "
-        "ones are longer (limit_at): under a lower limit, the penalty does nothing. It does not follow the limit, because it "
-        "would punish right answers just below it, whose lengths set the limit, and both would fall. Leave one of the two out"
+        "ones are longer (limit_at): under a lower limit, the penalty does nothing. It does not follow the limit, because "
+        "it would punish right answers just below it, whose lengths set the limit, and both would fall. Leave one of "
+        "the two out"
     )
     return [why]
 

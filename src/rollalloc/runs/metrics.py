@@ -151,7 +151,9 @@ TABLE: Mapping[str, tuple[Metric, ...]] = {
             NUMBER,
         ),
         Metric("metric_mean", "metric", "mean metric of the same rollouts", _BATCH),
-        Metric("truncated", "share", "share of the same rollouts that reached a length limit, also the recipe's", _BATCH),
+        Metric(
+            "truncated", "share", "share of the same rollouts that reached a length limit, also the recipe's", _BATCH
+        ),
         Metric("lengths/count", "rollouts", "number of the same rollouts", _BATCH, LENGTHS),
         Metric("lengths/truncated", "rollouts", "number of these rollouts", _BATCH),
         Metric(
