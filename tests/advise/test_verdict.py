@@ -45,11 +45,14 @@ def like(auc=0.7, alike=0.5, differ=0.0, profile=None) -> Profile:
             "reinforce",
             "Two right answers to a prompt differ with a probability of 50%",
         ),
-        (like(auc=0.9, alike=0.7), GRPO, "switch", "foresight", "with an AUC of 0.90, and 70% of groups of 4"),
-        (like(auc=0.89, alike=0.7), GRPO, "switch", "reinforce", "70% of groups of 4"),
-        (like(auc=0.9, alike=0.69), GRPO, "switch", "reinforce", "69% of groups of 4"),
-        (like(auc=0.95, alike=0.8), Choice("reinforce", 32, 1), "switch", "foresight", "with an AUC of 0.95"),
-        (like(auc=0.95, alike=0.8), Choice("foresight", 32, 1), "keep", "foresight", "with an AUC of 0.95"),
+        (like(auc=0.95, alike=0.8), GRPO, "switch", "reinforce", "In 80% of groups of 4"),
+        (
+            like(auc=0.95, alike=0.8),
+            Choice("foresight", 32, 1),
+            "keep",
+            "foresight",
+            "has one rollout per prompt already",
+        ),
         (like(), Choice("reinforce", 32, 1), "keep", "reinforce", "REINFORCE has one rollout per prompt already"),
         (like(), Choice("raft", 32, 1), "keep", "raft", "RAFT has one rollout per prompt already"),
         (like(), Choice("dapo", 16, 4), "switch", "reinforce", "In 50% of groups of 4"),
@@ -62,6 +65,30 @@ def test_each_branch_of_the_rule(profile, present, kind, recipe, because):
     assert verdict.because[1].startswith("Measured")
     assert verdict.sentence.startswith("Keep " if kind == "keep" else "Begin with ")
     assert verdict.choice == present if kind == "keep" else verdict.choice.rows == present.rows
+
+
+@pytest.mark.parametrize(
+    ("profile", "present", "compared"),
+    [
+        (like(auc=0.9, alike=0.7), GRPO, "foresight"),
+        (like(auc=0.9, alike=0.7), Choice("reinforce", 32, 1), "foresight"),
+        (like(auc=0.9, alike=0.7), Choice("foresight", 32, 1), "REINFORCE"),
+        (like(auc=0.89, alike=0.7), GRPO, None),
+        (like(auc=0.9, alike=0.69), GRPO, None),
+    ],
+)
+def test_foresight_is_a_recipe_to_compare_where_it_can_predict_and_never_the_first(profile, present, compared):
+    """What was measured of it is mixed, and the figures that speak against it are quoted."""
+    verdict = verdict_of(profile, present)
+    assert verdict.choice.recipe != "foresight" or present.recipe == "foresight"
+    said = [note for note in verdict.notes if note.startswith("Compare ")]
+    assert len(said) == (compared is not None)
+    if compared is not None:
+        assert said[0].startswith(
+            f"Compare {compared} with it: success can be predicted with an AUC of 0.90, and 70% of "
+        )
+        assert verdict.notes[0] == said[0]
+        assert rule.PREDICTION in said[0]
 
 
 GRADED = [[0.1, 0.5, 0.9, 0.3]] * 20 + [[0.2] * 4] * 40

@@ -22,7 +22,8 @@ _EVEN = 8  # if there are too few prompts for a batch, a batch has their number 
 # No recipe can learn much if at least the share BARREN of groups of LARGE_GROUP rollouts has no variance.
 LARGE_GROUP, BARREN = 16, 0.95
 MANY_ANSWERS = 0.5  # if two right answers of a prompt differ with at least this probability, expect a smaller saving
-PREDICTABLE, FEW_MIXED = 0.9, 0.7  # foresight needs at least this AUC, and this share of groups of 4 without variance
+# Foresight is worth a comparison from this AUC, and this share of groups of 4 without variance.
+PREDICTABLE, FEW_MIXED = 0.9, 0.7
 
 # Measured figures. tests/advise/test_verdict.py names the guide or log that contains each number.
 ONE_PER_PROMPT = (
@@ -41,7 +42,7 @@ DIFFERENT_ANSWERS = (
     "takes up to 2.2 times as many seconds as GRPO's, because it trains on all rows."
 )
 PREDICTION = (
-    "Measured, and not always a gain, so compare it with REINFORCE: on pools of hopeless and solved prompts, REINFORCE "
+    "Measured, and not always a gain: on pools of hopeless and solved prompts, REINFORCE "
     "needed 0.85 [0.56–1.06] times foresight's rollouts at 0.15M and 1.50 [0.66–1.94] times at 8M (lab/docs/foresight.md). "
     "It needed 1.37 [1.26–1.51] times as many on skills/late and 1.10 [0.96–1.36] times on skills/mixed, but 1.05 "
     "[0.97–1.15] and 0.90 [0.80–1.11] times the tokens, so foresight saved none (0.15M, lab/docs/leaderboard.md)."
@@ -175,11 +176,7 @@ def _recipe(profile: Profile, present: Choice) -> tuple[str, tuple[str, ...]]:
     graded, outside = profile.reward.graded, profile.reward.outside
     ruled_out = {"raft"} if graded else set[str]()
     ruled_out |= {"foresight"} if outside else set()
-    differ, auc = profile.right_pairs_differ, profile.auc or 0.5
-    alike = 0.0 if graded else profile.zero_variance[4].value  # graded rewards are no success that could be predicted
-    if auc >= PREDICTABLE and alike >= FEW_MIXED and not outside:
-        why = f"Success can be predicted with an AUC of {auc:.2f}, and {alike:.0%} of groups of 4 have no variance."
-        return "foresight", (why, PREDICTION, *(() if present.n == 1 else (ONE_PER_PROMPT,)))
+    differ = profile.right_pairs_differ
     if present.n == 1 and present.recipe not in ruled_out:
         return present.recipe, (f"{present.words} has one rollout per prompt already.", ONE_PER_PROMPT)
     if graded:
@@ -187,12 +184,13 @@ def _recipe(profile: Profile, present: Choice) -> tuple[str, tuple[str, ...]]:
     if differ is not None and differ.value >= MANY_ANSWERS:
         why = f"Two right answers to a prompt differ with a probability of {differ.value:.0%}: expect a smaller saving."
         return "reinforce", (why, DIFFERENT_ANSWERS)
+    alike = profile.zero_variance[4].value
     why = f"In {alike:.0%} of groups of 4 all rewards are equal, so GRPO learns nothing from them."
     return "reinforce", (why, ONE_PER_PROMPT)
 
 
 def _notes(profile: Profile, present: Choice) -> tuple[str, ...]:
-    notes: list[str] = []
+    notes = [*_compared(profile, present)]
     if present.n > 1:
         notes += [NO_GAIN, FIXED_GROUPS]
     if not profile.reward.graded:
@@ -200,6 +198,17 @@ def _notes(profile: Profile, present: Choice) -> tuple[str, ...]:
     if profile.reward.outside:
         notes.append(_NEEDS_RATES)
     return tuple(notes)
+
+
+def _compared(profile: Profile, present: Choice) -> tuple[str, ...]:
+    """What to compare the recipe with, where success can be predicted and few groups would teach."""
+    graded, auc = profile.reward.graded, profile.auc or 0.5
+    alike = 0.0 if graded else profile.zero_variance[4].value  # graded rewards are no success that could be predicted
+    if auc < PREDICTABLE or alike < FEW_MIXED or profile.reward.outside:
+        return ()
+    other = "REINFORCE" if present.recipe == "foresight" else "foresight"
+    why = f"success can be predicted with an AUC of {auc:.2f}, and {alike:.0%} of groups of 4 have no variance"
+    return (f"Compare {other} with it: {why}. {PREDICTION}",)
 
 
 def _barren(profile: Profile) -> str:
