@@ -6,7 +6,7 @@ from math import inf
 import numpy as np
 
 from rollalloc import PromptTable, recipes
-from rollalloc.core.recipe import Limit, Replay, Retire
+from rollalloc.core.recipe import Gate, Limit, Replay, Retire
 from rollalloc.predict.predictor import Predictor
 from rollalloc.recipes.foresight import Foresight
 from rollalloc.recipes.mopps import Posterior
@@ -99,6 +99,7 @@ RECIPES = {
     "foresight_uniform": foresight(exponent=None),
     "foresight_features": foresight(1, replay=3, replay_staleness=2),
     "replay_all": replace(recipes.dapo(4, 4, 12, "carry"), replay=Replay(rows=9, times=1, max_staleness=3, above=-inf)),
+    "gated": replace(recipes.reinforce(6), replay=Replay(rows=5, max_staleness=3, gate=Gate(most=0.5, pause=1))),
     "limited": replace(recipes.reinforce(6), limit=Limit(share=0.5, every=2, last=20)),
     "limited_stages": replace(PC, limit=Limit(share=0.8, every=3)),
     "offered": replace(recipes.grpo(4, 4), prompts=prompts.AsOffered()),

@@ -24,7 +24,7 @@ from typing import Any
 from cases import RECIPES, TABLES
 
 from rollalloc import Allocator, Budget, NoProgress, PromptTable
-from rollalloc.core.events import Actions, Cancelled, Event, Failed, Offered, Row, Updated
+from rollalloc.core.events import Actions, Cancelled, Event, Failed, Moved, Offered, Row, Updated
 from rollalloc.core.recipe import Recipe
 from rollalloc.core.rule import OfferedPromptRule
 from rollalloc.named import RECIPES as NAMES
@@ -165,7 +165,9 @@ class _Driver:
                 yield self.world.end(rollout, prompt, version, self.allocator.version, limit)
         if self.training and (wave or not ending or self.random.random() < 0.2):
             self.training = False
-            version = self.allocator.version + 1
+            version, batch = self.allocator.version + 1, self.allocator.batch
+            if self.recipe.gate is not None and batch is not None and any(row.replays for row in batch.rows):
+                yield Moved(version * 0.37 % 1)
             yield Updated(version, 0.02 * (version % 5) if version % 3 else None)
 
     def _meaning(self) -> Any:

@@ -9,13 +9,14 @@ import pytest
 from cases import RECIPES, TABLES
 
 from rollalloc import Allocator, EventError, PromptTable
-from rollalloc.core.events import FARTHEST, LARGEST, LARGEST_WHOLE, Cancelled, Done, Failed, Offered, Updated
+from rollalloc.core.events import FARTHEST, LARGEST, LARGEST_WHOLE, Cancelled, Done, Failed, Moved, Offered, Updated
 
 PROMPTS = 20
 REWARDS = (5e-324, 1e-300, 1e-30, -1.0, 1e10, LARGEST, -LARGEST, 1e38, -1e308, 10**400, inf, nan)
 RATES = (5e-324, 1e-300, 0.5, 1 - 1e-16)
 TOKENS = (0, 10**6, LARGEST_WHOLE, 2**31, 2**53, 2**62, 2**64)
 MOVED = (None, 5e-324, 1.0, 100.0, FARTHEST, 1e10, 1e38, 4e38, 1.7e308, inf, nan)
+SHARES = (0, 5e-324, 1, 1 + 1e-15, -5e-324, 10**400, inf, nan, None)
 VERSIONS = (1000, 2**31, 2**40, 2**64)
 
 
@@ -46,6 +47,9 @@ def drive(name, draw, steps=20):
         if actions.batch:
             figures = np.array([(row.advantage, row.weight) for row in actions.batch.rows])
             assert np.isfinite(figures.astype(np.float32)).all()
+            asks = recipe.gate is not None and any(row.replays for row in actions.batch.rows)
+            if asks and not told(allocator, Moved(some(SHARES, 0.4))):
+                allocator.tell([Moved(1.0)])
             if not told(allocator, Updated(allocator.version + some(VERSIONS, 1), some(MOVED, 0.01))):
                 allocator.tell([Updated(allocator.version + 1)])
         draw.shuffle(running)

@@ -20,7 +20,7 @@ from rollalloc import PromptTable, recipes, rules
 from rollalloc.core.allocator import Allocator
 from rollalloc.core.events import Offered
 from rollalloc.core.group import GroupView
-from rollalloc.core.recipe import Budget, Limit, Replay
+from rollalloc.core.recipe import Budget, Gate, Limit, Replay
 from rollalloc.core.rule import Act, AdvantageRule, IntakeRule, JudgeTraits, Rule, Verdict
 from rollalloc.recipes.cgrpo import FirstSuccesses, Resolved, first_success
 from rollalloc.recipes.darts import Priced, Redundant, SampledTail, ShortestAndLongest, longest_rows
@@ -96,6 +96,11 @@ class ForgetsTheLimitOnLoad(Allocator):
     def load_state_dict(self, state, **how):
         super().load_state_dict(state, **how)
         self._run.right_lengths.clear()
+
+
+class ForgetsThePauseOnLoad(Allocator):
+    def load_state_dict(self, state, **how):
+        super().load_state_dict(state | {"replay_from": 0}, **how)
 
 
 class CancelsTwice(Allocator):
@@ -314,6 +319,7 @@ def orders_at_random(told):
 
 
 REPLAY = RECIPES["foresight"].replay
+GATED = RECIPES["gated"].replay
 ALL_REPLAY = RECIPES["replay_all"].replay
 ALLOCATORS = [
     # What may not be replayed and is kept for it is not released, which is seen first.
@@ -336,6 +342,9 @@ ALLOCATORS = [
     (12, "foresight", DoesNotCountReplays),
     (8, "foresight", CountsReplaysAsPaid),
     (6, "foresight", ForgetsWhatItKeepsOnLoad),
+    (12, "gated", bending(replay=replace(GATED, gate=Gate(most=1)))),
+    (12, "gated", bending(replay=replace(GATED, gate=Gate(most=0.5, pause=0)))),
+    (6, "gated", ForgetsThePauseOnLoad),
     (9, "darts_sampled", LosesTheSampleOnLoad),
     (9, "darts_sampled", DoesNotRecordTheSample),
     (6, "darts_longest_by_size", LosesTheSizesOnLoad),
