@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from forks import script
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -79,9 +81,12 @@ def test_a_model_trains_with_a_tool_under_trl(
     third of its rollouts.
     """
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    run("multiplying.py", str(tmp_path), str(taught))
+    examples, said = ROOT / "examples", tmp_path / "said"
+    assert script(examples / "multiplying.py", tmp_path, taught, said=said) == 0, said.read_text("utf-8")
     for how in ([], ["--environment"]):
-        line = run("trl_tools.py", str(tmp_path), "--steps", str(steps), *how).splitlines()[-1]
+        code = script(examples / "trl_tools.py", tmp_path, "--steps", steps, *how, said=said)
+        assert code == 0, said.read_text("utf-8")
+        (line,) = re.findall("^right on held-out questions: .*", said.read_text("utf-8"), re.MULTILINE)
         before, after = (float(number) for number in re.findall(r"\d\.\d+", line))
         assert after > before + 0.2 or not learns, "256 questions: a standard error of at most .045 of the difference"
 

@@ -11,6 +11,7 @@ from types import ModuleType
 
 import pytest
 
+from forks import script
 from test_tools import module_at
 
 ROOT = Path(__file__).parents[1]
@@ -42,14 +43,13 @@ def commands() -> tuple[str, ...]:
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("command", [*commands(), *OTHERS])
-def test_a_benchmark_runs_at_its_smallest_shape(command: str) -> None:
+def test_a_benchmark_runs_at_its_smallest_shape(command: str, tmp_path: Path) -> None:
     program, *words = command.split()
-    done = subprocess.run(
-        [sys.executable, BENCHMARKS / program, *words, "--smallest"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert "MISSED" not in done.stdout
-    assert command in OTHERS or "bar: at" in done.stdout
+    code = script(BENCHMARKS / program, *words, "--smallest", said=tmp_path / "said")
+    said = (tmp_path / "said").read_text("utf-8")
+    assert code == 0, said
+    assert "MISSED" not in said
+    assert command in OTHERS or "bar: at" in said
 
 
 def test_logs_of_a_few_rollouts_are_read_and_profiled() -> None:
@@ -84,12 +84,14 @@ def test_no_benchmark_is_left_out() -> None:
 
 
 @pytest.mark.e2e
-def test_what_experiments_import_is_there() -> None:
+def test_what_experiments_import_is_there(tmp_path: Path) -> None:
     names = sorted(file.stem for file in EXPERIMENTS.glob("*.py"))
-    program = f"import importlib, sys; sys.path.insert(0, {str(EXPERIMENTS)!r})\n"
-    program += f"for name in {names}: importlib.import_module(name)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    program = tmp_path / "program.py"
+    program.write_text(
+        f"import importlib, sys; sys.path.insert(0, {str(EXPERIMENTS)!r})\n"
+        f"for name in {names}: importlib.import_module(name)"
+    )
+    assert script(program, said=tmp_path / "said") == 0, (tmp_path / "said").read_text("utf-8")
     assert len(names) > 20
 
 
