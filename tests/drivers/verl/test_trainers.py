@@ -1,5 +1,6 @@
 """Our three trainers and the check of the configuration, with the installed verl; Ray's calls are made up."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,7 +20,7 @@ from rollalloc.drivers.verl.client import Client, ResumingClient
 from rollalloc.drivers.verl.configure import configure
 from rollalloc.drivers.verl.loader import Prompts, fill_samples
 from rollalloc.drivers.verl.modes import MODES
-from rollalloc.drivers.verl.rounds import TrainingRows
+from rollalloc.drivers.verl.rounds import Submission, TrainingRows
 from rollalloc.drivers.verl.settings import read_settings
 from rollalloc.drivers.verl.trainer import RollallocTrainer
 from rollalloc.models.weights import Diverged
@@ -49,6 +50,47 @@ def test_a_column_of_a_reserved_name_ends_the_run_when_the_trainer_is_made():
         Prompts(config, [rows[0] | {"uid": "mine"}])
     with pytest.raises(ValueError, match=r"extra_info\.num_turns"):
         Prompts(config, [rows[0] | {"extra_info": {"num_turns": 3}}])
+
+
+class Shown:
+    """A data set of a custom class, which shows its rows only one by one."""
+
+    def __init__(self, loops, **more):
+        self.loops = loops
+        vars(self).update(more)
+
+    def __len__(self):
+        return len(self.loops)
+
+    def __getitem__(self, at):
+        loop = {} if self.loops[at] is None else {"agent_name": self.loops[at]}
+        return {"raw_prompt": [{"role": "user", "content": "?"}], "dummy_tensor": torch.zeros(1)} | loop
+
+
+@pytest.mark.parametrize("limited", [True, False])
+def test_a_row_with_a_loop_of_several_turns_is_refused_by_name_when_it_is_drawn_under_a_limit(limited):
+    """Its first row does not show it, so that it is seen when the first such row is drawn."""
+    config = OmegaConf.create({"prompt_key": "prompt", "train_batch_size": 1, "shuffle": False})
+    prompts = Prompts(config, Shown(["single_turn_agent", "tool_agent"]), limited=limited)
+    first, second = (Submission(f"g{at}s0r{at}", at, (at,), None) for at in range(2))
+    assert len(prompts.rows([first], 0)) == 1
+    refused = pytest.raises(
+        ValueError, match=r"agent_name of data\.train_files must be single_turn_agent .* got tool_agent"
+    )
+    with refused if limited else nullcontext():
+        prompts.rows([second], 0)
+    assert len(Prompts(config, Shown([None]), limited=limited).rows([first], 0)) == 1
+
+
+def test_a_column_of_loops_of_several_turns_is_refused_under_a_limit_before_anything_is_drawn():
+    import datasets
+
+    config = OmegaConf.create({"prompt_key": "prompt", "train_batch_size": 1, "shuffle": False})
+    frame = datasets.Dataset.from_dict({"prompt": ["a", "b"], "agent_name": ["single_turn_agent", "tool_agent"]})
+    rows = Shown(frame["agent_name"][:], dataframe=frame)
+    assert len(Prompts(config, rows)) == 2
+    with pytest.raises(ValueError, match="must be single_turn_agent in every row, got tool_agent"):
+        Prompts(config, rows, limited=True)
 
 
 def test_an_update_that_is_not_finite_ends_the_run_before_verl_saves(monkeypatch, tmp_path):

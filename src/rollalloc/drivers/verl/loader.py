@@ -20,8 +20,11 @@ from rollalloc.core.prompts import PromptTable
 from rollalloc.data.feature_file import read_features
 from rollalloc.data.prompts import prompt_keys
 from rollalloc.data.public import SAMPLES
-from rollalloc.drivers.verl.reserved import LIMIT, refuse_columns
+from rollalloc.drivers.verl.reserved import LIMIT, refuse_columns, refuse_turns
 from rollalloc.drivers.verl.rounds import Submission
+
+_FILES = "data.train_files"
+_LOOP = "agent_name"  # the column that chooses an agent loop for a prompt
 
 
 class Prompts:
@@ -30,14 +33,19 @@ class Prompts:
     Args:
         config: verl's `data` section.
         dataset: verl's training set.
+        limited: whether the recipe stops rollouts at a length, so that a rollout may have only one turn.
 
     Raises:
-        ValueError: a column has a name that verl or this driver reserves.
+        ValueError: a column has a name that verl or this driver reserves; or, with `limited`, a row has an agent loop of
+            several turns.
     """
 
-    def __init__(self, config: Any, dataset: Any) -> None:
-        refuse_columns_of(dataset, "data.train_files")
-        self._dataset, self._prompt_key = dataset, config.get("prompt_key", "prompt")
+    def __init__(self, config: Any, dataset: Any, limited: bool = False) -> None:
+        refuse_columns_of(dataset, _FILES)
+        self._dataset, self._prompt_key, self._limited = dataset, config.get("prompt_key", "prompt"), limited
+        frame = getattr(dataset, "dataframe", None)
+        if limited and frame is not None and _LOOP in getattr(frame, "column_names", ()):
+            refuse_turns(frame[_LOOP], _FILES)
         # Like verl's own loader, but its batches contain indices instead of rows. verl saves and restores its position.
         self.index_loader = StatefulDataLoader(
             dataset=range(len(dataset)),  # pyright: ignore[reportArgumentType]
@@ -86,8 +94,15 @@ class Prompts:
         return PromptTable(keys, features=None if features is None else read_features(Path(features), keys).blocks)
 
     def rows(self, submissions: Sequence[Submission], step: int) -> TensorDict:
-        """Convert submissions to the format of verl's workers."""
+        """Convert submissions to the format of verl's workers.
+
+        Raises:
+            ValueError: with `limited`, a row has an agent loop of several turns. A data set of a custom class shows its rows
+                only here.
+        """
         batch = collate_fn([self._dataset[submission.prompt] for submission in submissions])
+        if self._limited and _LOOP in batch:
+            refuse_turns(batch[_LOOP], _FILES)
         batch["uid"] = np.array([submission.uid for submission in submissions], dtype=object)
         batch[SAMPLES] = np.array([len(submission.rollouts) for submission in submissions], dtype=object)
         batch[LIMIT] = np.array([submission.limit or 0 for submission in submissions], dtype=object)

@@ -35,7 +35,7 @@ from rollalloc.drivers.verl.configure import configure, overlap_of
 from rollalloc.drivers.verl.diverging import check_update
 from rollalloc.drivers.verl.loader import Prompts, fill_samples, refuse_columns_of
 from rollalloc.drivers.verl.minibatches import optimizer_steps, rows_multiple, spread
-from rollalloc.drivers.verl.reserved import READ_IN_VALIDATION, refuse_turns
+from rollalloc.drivers.verl.reserved import READ_IN_VALIDATION
 from rollalloc.drivers.verl.rounds import Finished, Rounds, Session, SessionOutcome, Submission, TrainingRows
 from rollalloc.drivers.verl.settings import WITHOUT_GROUPS
 from rollalloc.drivers.verl.step_metrics import COLUMNS
@@ -135,19 +135,16 @@ class RecipeTrainer(PPOTrainer):
 
     def _init_dataloader(self) -> None:
         super()._init_dataloader()
-        self.prompts = Prompts(self.config.data, self.train_dataset)
+        recipe, features = self.settings.recipe, self.settings.features
+        self.prompts = Prompts(self.config.data, self.train_dataset, limited=recipe.limit is not None)
         refuse_columns_of(self.val_dataset, "data.val_files", READ_IN_VALIDATION)
         fill_samples(self.val_dataset, self.config.actor_rollout_ref.rollout.val_kwargs.n)
         train, held = (getattr(dataset, "dataframe", None) for dataset in (self.train_dataset, self.val_dataset))
         prompt_key = self.config.data.get("prompt_key", "prompt")
         warn_of_shared(train, held, "data.val_files", prompt_key)
-        columns = () if train is None else getattr(train, "column_names", ())
-        if train is not None and prompt_key in columns:
+        if train is not None and prompt_key in getattr(train, "column_names", ()):
             warn_of_copies(train[prompt_key], "data.train_files")
         self.train_dataloader = self.prompts.index_loader
-        recipe, features = self.settings.recipe, self.settings.features
-        if train is not None and recipe.limit is not None and "agent_name" in columns:
-            refuse_turns(train["agent_name"], "data.train_files")
         if recipe.reads_features and features is None:
             log.warning(
                 "no features: until a prompt has outcomes, it is predicted to succeed as often as the average prompt"
