@@ -132,20 +132,18 @@ def _conflicts(config: Any, settings: VerlSettings) -> Iterator[str]:
             "a reward model on the trainer's devices scores too late for a recipe, only after all generation; set "
             "reward.reward_model.enable_resource_pool=True"
         )
-    if settings.recipe.stopping and rollout.name not in ENGINES_THAT_STOP:
+    if (settings.recipe.stopping or settings.recipe.limit is not None) and rollout.name not in ENGINES_THAT_STOP:
+        how, instead = (
+            (" at a length (limit_at)", "or leave limit_at out") if settings.recipe.limit else ("", _OR_NO_STOPS)
+        )
         yield (
-            f"the recipe stops rollouts, so rollout.name must be one of {', '.join(ENGINES_THAT_STOP)}, got "
-            f"{rollout.name}; change it, {_OR_NO_STOPS}"
+            f"the recipe stops rollouts{how}, so rollout.name must be one of {', '.join(ENGINES_THAT_STOP)}, got "
+            f"{rollout.name}; change it, {instead}"
         )
     if settings.recipe.limit is not None and (loop := rollout.agent.default_agent_loop) != SINGLE_TURN:
         yield (
             f"the recipe stops rollouts at a length (limit_at), which counts all turns of the model, so "
             f"rollout.agent.default_agent_loop must be {SINGLE_TURN}, got {loop}; change it, or leave limit_at out"
-        )
-    if settings.recipe.limit is not None and rollout.name not in ENGINES_THAT_STOP:
-        yield (
-            f"the recipe stops rollouts at a length (limit_at), so rollout.name must be one of "
-            f"{', '.join(ENGINES_THAT_STOP)}, got {rollout.name}; change it, or leave limit_at out"
         )
     if settings.recipe.stopping and rollout.disaggregation.enabled:
         yield (
