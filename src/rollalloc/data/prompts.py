@@ -533,12 +533,13 @@ def warn_of_repeated(train: PromptSet) -> None:
     )  # fmt: skip
 
 
-def warn_of_copies(prompts: Iterable[Any], name: str) -> None:
+def warn_of_copies(prompts: Iterable[Any], name: str, resumed: str = "") -> None:
     """Warn if training prompts are copies of earlier ones, as in DAPO-Math-17k. The drivers for TRL and verl call this.
 
     Args:
         prompts: the prompts, text or messages.
         name: name of the data for the message, for example "train_dataset".
+        resumed: a sentence that says how a resumed run tells such rows apart.
     """
     first: dict[int, int] = {}  # by hash, because there may be millions of long prompts
     copies, example = 0, (0, 0)
@@ -549,8 +550,8 @@ def warn_of_copies(prompts: Iterable[Any], name: str) -> None:
         log.warning(
             "%d of %d rows of %s have the prompt of an earlier row, for example row %d that of row %d. The recipe takes "
             "each row for a prompt of its own: it may draw a prompt several times for a batch, and splits its record among "
-            "the rows. Keep one row of each prompt, unless the reward reads columns in which they differ",
-            copies, copies + len(first), name, *example,
+            "the rows. Keep one row of each prompt, unless the reward reads columns in which they differ%s",
+            copies, copies + len(first), name, *example, resumed and f". {resumed}",
         )  # fmt: skip
 
 

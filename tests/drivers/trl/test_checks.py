@@ -360,9 +360,13 @@ def test_prompts_that_the_model_continues_are_said(caplog, answered):
     )
 
 
-def test_rows_with_the_same_prompt_are_said(caplog):
-    check_data(Dataset.from_dict({"prompt": ["k1", "k2", "k1"]}), SimpleNamespace(chat_template=None))
+@pytest.mark.parametrize("key", [None, "id"])
+def test_rows_with_the_same_prompt_are_said_and_how_a_resumed_run_tells_them_apart(caplog, key):
+    check_data(Dataset.from_dict({"prompt": ["k1", "k2", "k1"]}), SimpleNamespace(chat_template=None), key=key)
     assert "1 of 3 rows of train_dataset have the prompt of an earlier row" in caplog.text
+    assert ("by their order: before you reorder the data set, name a column of unique keys" in caplog.text) is (
+        key is None
+    )
 
 
 def test_a_data_set_that_is_indexed_only_by_number_is_accepted():

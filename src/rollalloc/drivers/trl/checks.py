@@ -301,7 +301,13 @@ def check_indexed(dataset: Any) -> None:
         )
 
 
-def check_data(dataset: Any, tokenizer: Any, turns: Collection[str] = ()) -> None:
+_BY_ORDER = (
+    "A resumed run tells these rows apart by their order: before you reorder the data set, name a column of unique keys "
+    "(key=...), if there is one"
+)
+
+
+def check_data(dataset: Any, tokenizer: Any, turns: Collection[str] = (), key: str | None = None) -> None:
     """Raise an error for training data that the driver does not support.
 
     The form of the prompts is checked in all rows; whether the columns can be used, in the first row.
@@ -310,6 +316,7 @@ def check_data(dataset: Any, tokenizer: Any, turns: Collection[str] = ()) -> Non
         dataset: one prompt per row. The column `prompt` may be missing if environments supply the prompts.
         tokenizer: the model's tokenizer.
         turns: which of the arguments "tools" and "environment_factory" were given.
+        key: name of the column by which a resumed run finds its prompts. None: by their content.
 
     Raises:
         ValueError: the data set is empty, has images or no prompts, has a column with a reserved name, or a prompt is
@@ -331,7 +338,7 @@ def check_data(dataset: Any, tokenizer: Any, turns: Collection[str] = ()) -> Non
     if turns:
         check_conversations(dataset, "train_dataset", turns)
     check_prompt_forms(dataset, "train_dataset")
-    warn_of_copies(values_of(dataset, "prompt"), "train_dataset")
+    warn_of_copies(values_of(dataset, "prompt"), "train_dataset", _BY_ORDER if key is None else "")
     talk = is_conversational({"prompt": first["prompt"]})
     if talk and getattr(tokenizer, "chat_template", None) is None:
         raise ValueError(

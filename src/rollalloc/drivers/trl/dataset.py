@@ -49,8 +49,8 @@ def keyed(dataset: Any, column: str | None) -> PromptTable:
     """The table of the data set's prompts, with their keys.
 
     Without a column, the key is the prompt's content, or the row number if environments supply the prompts. If several rows
-    have the same prompt, a count is added to their keys, and a message is logged, because such rows may be confused if the
-    data set is reordered.
+    have the same prompt, a count is added to their keys: such rows may be confused if the data set is reordered, of which
+    `checks.check_data` warns.
 
     Args:
         dataset: one row per prompt.
@@ -65,7 +65,6 @@ def keyed(dataset: Any, column: str | None) -> PromptTable:
     if column is not None and None in texts:
         raise ValueError(f"key={column!r}: row {texts.index(None)} has no key; each row needs its own key")
     seen: dict[str, int] = {}
-    again = 0
     if len(set(texts)) < len(texts):
         for row, text in enumerate(texts):
             seen[text] = count = seen.get(text, 0) + 1
@@ -75,14 +74,7 @@ def keyed(dataset: Any, column: str | None) -> PromptTable:
                     "own key"
                 )
             if count > 1:
-                texts[row], again = f"{text}{_AGAIN}{count}", again + 1
-    if again:
-        log.info(
-            "%d of %d rows have the same prompt as an earlier row; such rows are distinguished by their order. Before you "
-            "reorder the data set, name a column of unique keys (key=...), if there is such a column",
-            again,
-            len(texts),
-        )
+                texts[row] = f"{text}{_AGAIN}{count}"
     return PromptTable(texts)
 
 

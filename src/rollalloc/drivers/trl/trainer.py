@@ -128,7 +128,7 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         checks.check_kernel(self)
         checks.check_processes(self.args)
         turns = {name for name in ("tools", "environment_factory") if given.get(name)}
-        checks.check_data(self.train_dataset, self.processing_class, turns)
+        checks.check_data(self.train_dataset, self.processing_class, turns, key)
         checks.check_evaluated(self.eval_dataset, self.train_dataset)
         if turns:
             checks.check_turns(self)
