@@ -220,3 +220,25 @@ def test_what_a_kill_left_half_written_goes_when_the_run_resumes(trainer_of, fin
     again = trainer_of(GRPO, 64, folder=finished)
     again.resume()
     assert not list(finished.rglob(".partial-*"))
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_run_that_ended_between_check_and_lock_is_not_removed(trainer_of, tmp_path, overwrite):
+    """Both found no folder. The other trainer made it, ran and let it go before this one took the lock."""
+    place, lock = RunFolder(tmp_path / "run"), RunFolder.lock
+    other: list[dict[str, bytes]] = []
+
+    def late():
+        if not other:
+            trainer_of(GRPO, 32, folder=place.path).run()
+            other.append(contents(place.path))
+        lock(place)
+
+    place.lock = late
+    with place:
+        if overwrite:
+            place.begin(overwrite=True)
+        else:
+            with pytest.raises(FileExistsError, match="holds a run that has ended"):
+                place.begin()
+    assert (contents(place.path) == other[0]) is not overwrite

@@ -423,6 +423,10 @@ class RunFolder:
         if not self.path.exists():  # nothing to lose; raise now, before the model is loaded, if it cannot be created
             refuse_read_only(self.path)
             return
+        self._refuse_what_is_there(overwrite, remedy)
+
+    def _refuse_what_is_there(self, overwrite: bool, remedy: str) -> None:
+        """Lock the folder, and raise an error for a run in it or for files that rollalloc did not write; see `check`."""
         self.lock()
         held = self.held()
         if held is not None and not overwrite:
@@ -435,7 +439,8 @@ class RunFolder:
         if self._begun:
             return
         self.check(overwrite=overwrite)
-        self.lock()
+        # Once more under the lock: where `check` found no folder, another trainer may have run since.
+        self._refuse_what_is_there(overwrite, _ANOTHER)
         ours = self._claims.names()
         if ours:
             self._claims.remove([METRICS])
