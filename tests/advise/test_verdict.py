@@ -109,6 +109,7 @@ def test_rewards_beyond_rates_rule_out_what_predicts_rates():
         verdict = verdict_of(profile, present)
         assert verdict.choice.recipe == "reinforce"
         assert any("Foresight is ruled out" in note for note in verdict.notes)
+        assert not any(note.startswith("Compare ") for note in verdict.notes)
 
 
 @pytest.mark.parametrize(
