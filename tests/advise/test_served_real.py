@@ -25,7 +25,7 @@ pytest.importorskip("openai", reason="needs pip install 'rollalloc[served]'")
 
 from rollalloc.advise.sampled_profile import sample_profile
 from rollalloc.advise.served import sample_served
-from rollalloc.generate.openai_server import Endpoint
+from rollalloc.generate.endpoint import Endpoint
 
 _START_S = 1500  # until a server is ready; vLLM's import alone took 230 s on a busy machine
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(_START_S + 1200)]

@@ -5,6 +5,8 @@ from dataclasses import fields
 import pytest
 
 from rollalloc.cli.options import RunOptions, described
+from rollalloc.cli.sampled import Asked
+from rollalloc.generate.endpoint import Endpoint
 from rollalloc.models.settings import Clip, Loss
 from rollalloc.train.config import Config, Schedule
 
@@ -39,3 +41,11 @@ def test_the_default_of_an_option_is_that_of_its_field():
 def test_a_field_without_a_description_is_our_own_mistake():
     with pytest.raises(AssertionError, match="no_such_field is not described"):
         described("no_such_field")
+
+
+def test_the_limits_of_requests_to_a_server_are_the_endpoints_own():
+    assert (Asked.concurrency, Asked.request_limit, Asked.retries) == (
+        Endpoint.concurrency,
+        Endpoint.limit_s,
+        Endpoint.retries,
+    )

@@ -16,6 +16,7 @@ from rollalloc.files.names import ANSWERS, FEATURES, PROFILE, PROMPTS, REWARDS, 
 from rollalloc.files.regular import read_text, write_text
 from rollalloc.files.stamps import GrowingStamp, Stamp
 
+PROMPTS_DRAWN, ROLLOUTS_EACH = 256, 4  # prompts of a profile, unless the user says how many, and rollouts of each
 _MADE = (PROFILE, ROLLOUTS, PROMPTS, FEATURES, REWARDS)
 _NAMES = (*_MADE, ANSWERS)
 _KIND = "profile"

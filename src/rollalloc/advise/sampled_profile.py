@@ -14,7 +14,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from rollalloc.advise.profile_folder import ProfileFolder
+from rollalloc.advise.profile_folder import PROMPTS_DRAWN, ROLLOUTS_EACH, ProfileFolder
 from rollalloc.core.events import NoScores, Order
 from rollalloc.core.recipe import at_least
 from rollalloc.core.seeds import rng
@@ -32,7 +32,6 @@ from rollalloc.tasks.files import Shown, unseen
 from rollalloc.train.config import Config, digests_of
 from rollalloc.train.loading import encoded, scorer_of, try_reward
 
-PROMPTS_DRAWN, ROLLOUTS_EACH = 256, 4
 _WAVE = 32  # number of prompts per wave; the first waves are smaller, so that the time left can be estimated early
 _PATIENCE = 64  # if none of this many rollouts has a score, stop
 _HOW_FAST = ("max_rows", "kv_tokens")  # sampling settings that change only the speed

@@ -20,10 +20,8 @@ from decimal import Decimal
 from pathlib import Path
 from threading import Lock
 
-from rollalloc.advise.profile_folder import ProfileFolder
+from rollalloc.advise.profile_folder import PROMPTS_DRAWN, ROLLOUTS_EACH, ProfileFolder
 from rollalloc.advise.sampled_profile import (
-    PROMPTS_DRAWN,
-    ROLLOUTS_EACH,
     described_profile,
     drawn_of,
     kept,
@@ -37,7 +35,8 @@ from rollalloc.data.encoding import template_arguments
 from rollalloc.data.prompts import PromptSet, load_unless_loaded
 from rollalloc.files.names import ANSWERS, ROLLOUTS
 from rollalloc.files.regular import append_text
-from rollalloc.generate.openai_server import Answer, Ask, Endpoint, ServedModel, ServerFailed
+from rollalloc.generate.endpoint import Endpoint
+from rollalloc.generate.openai_server import Answer, Ask, ServedModel, ServerFailed
 from rollalloc.generate.outcomes import Outcomes, RolloutLog, RolloutResult
 from rollalloc.models.settings import Sampling
 from rollalloc.rewards.function import Outcome, Unscored

@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
+from rollalloc.advise.profile_folder import PROMPTS_DRAWN, ROLLOUTS_EACH
 from rollalloc.cli.options import (
     RunOptions,
     SamplingOptions,
@@ -22,6 +23,7 @@ from rollalloc.cli.options import (
 )
 from rollalloc.cli.progress import leave, say, staged
 from rollalloc.cli.reading import Reading
+from rollalloc.generate.endpoint import Endpoint
 
 on_profile, on_server = map(fields_in, ("Sampling a profile", "A served model"))
 _OF_SERVER = ("served_model", "concurrency", "request_limit", "retries", "price")  # options of --endpoint
@@ -38,15 +40,15 @@ class Asked(Reading, SamplingOptions):
         "With a log: reward fields or columns to sum, comma-separated. With --model: the reward function, "
         "package.module:function or file.py:function, called as verl's compute_score.",
     )
-    sample_prompts: int | None = on_profile(None, "Maximum number of prompts to sample (default: 256).")
-    sample_n: int | None = on_profile(None, "Rollouts per prompt (default: 4).")
+    sample_prompts: int | None = on_profile(None, f"Maximum number of prompts to sample (default: {PROMPTS_DRAWN}).")
+    sample_n: int | None = on_profile(None, f"Rollouts per prompt (default: {ROLLOUTS_EACH}).")
     endpoint: str | None = on_server(
         None, "Sample at an OpenAI-compatible server instead, e.g. http://localhost:8000/v1; OPENAI_API_KEY is its key."
     )
     served_model: str | None = on_server(None, "Name under which the server serves the model.")
-    concurrency: int = on_server(16, "Maximum number of parallel requests.")
-    request_limit: float = on_server(300.0, "Time limit of a request, in seconds.")
-    retries: int = on_server(5, "Retries of a failed request.")
+    concurrency: int = on_server(Endpoint.concurrency, "Maximum number of parallel requests.")
+    request_limit: float = on_server(Endpoint.limit_s, "Time limit of a request, in seconds.")
+    retries: int = on_server(Endpoint.retries, "Retries of a failed request.")
     price: str | None = on_server(
         None, "Two prices per million tokens, for prompts and for answers, e.g. 0.15,0.60, to show the cost."
     )
@@ -117,7 +119,6 @@ class Asked(Reading, SamplingOptions):
                 if self.endpoint is None:
                     return sample_profile(with_task_files(run, self.tasks, shown), place, **how)
                 from rollalloc.advise.served import sample_served
-                from rollalloc.generate.openai_server import Endpoint
 
                 limits = {"concurrency": self.concurrency, "retries": self.retries}
                 server = Endpoint(url=self.endpoint, limit_s=self.request_limit, **limits)

@@ -21,9 +21,9 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from rollalloc.core.recipe import at_least
 from rollalloc.data.prompts import Prompt
 from rollalloc.files.text import error_text, visible
+from rollalloc.generate.endpoint import KEY, Endpoint
 from rollalloc.generate.whole_answers import HTTP, TooLarge, WholeAnswers, hidden
 from rollalloc.models.settings import Sampling
 
@@ -35,13 +35,11 @@ except ImportError as error:
 
 log = logging.getLogger(__name__)
 
-KEY = "OPENAI_API_KEY"
 _CONNECT_S = 10.0  # time limit for connecting to a server
 _LISTING_S = 20.0  # time limit for listing a server's models
 _MALFORMED = 3  # number of attempts if an answer cannot be parsed
 _VERSION = re.compile(r"(:latest|[-@]\d{4}-?\d\d-?\d\d)?")  # suffixes that servers append to a model's name
 _SHOWN = 300  # maximum number of characters shown of a server's message
-_MOST_AT_ONCE = 1000  # maximum number of connections that the client opens
 # Each request sets these parameters, because servers have other defaults: top_k is 40 in llama.cpp, for example, and 20 in
 # Qwen's generation_config.json.
 _TOP_P = 1.0  # in training, tokens are sampled from the whole distribution
@@ -72,50 +70,6 @@ _UNREADABLE = (
 
 class ServerFailed(RuntimeError):
     """The server cannot be reached, refuses a request, or uses another protocol. Earlier answers are kept."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Endpoint:
-    """The address of a server, and the limits on requests to it.
-
-    Attributes:
-        url: the API's base address, e.g. http://localhost:8000/v1.
-        concurrency: maximum number of open requests, at least 1.
-        limit_s: time limit of a request in seconds, above 0.
-        retries: maximum number of repetitions of a request. A request is repeated, with growing pauses, after a lost
-            connection, after a time-out, and after one of the status codes 408, 409, 429 and 5xx.
-
-    Raises:
-        ValueError: a value is out of its range, or the address is not valid.
-    """
-
-    url: str
-    concurrency: int = 16
-    limit_s: float = 300.0
-    retries: int = 5
-
-    def __post_init__(self) -> None:
-        try:
-            parts = urlsplit(self.url)
-            whole = parts.scheme in ("http", "https") and parts.hostname is not None and parts.port != 0
-        except ValueError:
-            whole = False
-        if "@" in self.url or "?" in self.url:
-            raise ValueError(f"--endpoint: a key must not be part of the address, which is logged; put it into {KEY}")
-        if not whole:
-            raise ValueError(f"--endpoint: expected an address such as http://localhost:8000/v1, got {self.url!r}")
-        at_least("concurrency", self.concurrency, 1)
-        at_least("retries", self.retries, 0)
-        if self.concurrency > _MOST_AT_ONCE:
-            raise ValueError(f"concurrency must be at most {_MOST_AT_ONCE} requests, got {self.concurrency}")
-        if not 0 < self.limit_s < 1e6:
-            raise ValueError(f"request_limit must be a positive number of seconds, got {self.limit_s}")
-
-    @property
-    def address(self) -> str:
-        """The address in one spelling, by which answers of different servers are told apart."""
-        parts = urlsplit(self.url)
-        return f"{parts.scheme}://{parts.netloc.lower()}{parts.path.rstrip('/')}"
 
 
 @dataclass(frozen=True, slots=True)
