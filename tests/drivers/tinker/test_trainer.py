@@ -12,7 +12,7 @@ import pytest
 from fake_tinker import AuthenticationError, Cloud, sequence
 from tinker_toys import rewarded
 
-from rollalloc import recipes
+from rollalloc import Limit, recipes
 from rollalloc.core.events import NoScores
 from rollalloc.drivers.tinker import Prices, Remote, ServiceFailed
 from rollalloc.drivers.tinker.service import MODEL_FILE
@@ -447,6 +447,11 @@ def test_what_streaming_changes_in_a_recipe_is_logged(trainer_of, caplog):
 def test_settings_that_the_service_has_not_are_refused(by_hand, trainer_of, settings, said):
     with pytest.raises(ValueError, match=said):
         trainer_of(**settings)
+
+
+def test_a_limit_which_the_service_cannot_keep_is_refused(by_hand, trainer_of):
+    with pytest.raises(ValueError, match=r"does not support a limit on the length of rollouts \(limit_at\)"):
+        trainer_of(recipes.reinforce(groups=4).replace(limit=Limit()))
 
 
 def test_a_gate_on_replay_which_the_service_cannot_measure_for_is_refused(by_hand, trainer_of):

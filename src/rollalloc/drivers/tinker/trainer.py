@@ -167,6 +167,7 @@ def _usage(fields: Any) -> Usage:
 def _check_supported(config: Config, recipe: Recipe) -> None:
     unsupported = {
         "a gate on replay (replay_moved)": recipe.gate is not None,
+        "a limit on the length of rollouts (limit_at)": recipe.limit is not None,
         "loss.kl": config.loss.kl > 0,
         "loss.clip.dual": config.loss.clip.dual is not None,
         "sampling.temperature other than 1": config.sampling.temperature != 1,
