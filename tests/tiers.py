@@ -6,9 +6,12 @@ Tests need the same CPU seconds on a machine that is busy and on one that is not
 
 from __future__ import annotations
 
+import os
 import resource
+import signal
 from collections import Counter
 from fnmatch import fnmatch
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +67,11 @@ class Tiers:
         self.workers_s.append(getattr(node, "workeroutput", {}).get("cpu_s", 0.0))
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if (
+            server := forkserver._forkserver._forkserver_pid
+        ) is not None:  # of `forks`, which has waited for what it forked
+            os.kill(server, signal.SIGKILL)
+            os.waitpid(server, 0)
         if hasattr(session.config, "workeroutput"):
             session.config.workeroutput["cpu_s"] = cpu_seconds()
 
