@@ -42,6 +42,7 @@ WITHOUT |= {"report", "rewards", "rounding", "rules", "runs", "shown", "simulate
 ALSO = {
     "lab/tests/bench/test_leaderboard.py",
     "lab/tests/experiments/test_released_lm.py",
+    "tests/advise/test_recorded_profile.py",
     "tests/advise/test_sampled_profile.py",
     "tests/conformance/test_golden.py",  # what recipes decide by a regression
 }
