@@ -4,8 +4,8 @@ import pytest
 
 from rollalloc import Allocator, recipes
 from rollalloc.core.allocator import MetricError
-from rollalloc.core.events import Cancelled, Done, Failed
-from rollalloc.generate.outcomes import Outcomes, RolloutResult, event_of, tell
+from rollalloc.core.events import Cancelled, Done, Failed, Order
+from rollalloc.generate.outcomes import Outcomes, RolloutLog, RolloutResult, event_of, tell
 from rollalloc.rewards.function import Scored, Unscored
 
 SCORED = RolloutResult(rollout=0, outcome=Scored(0.5, 1.0), tokens=7, version=2, last_version=3, truncated=True)
@@ -50,3 +50,13 @@ def test_a_metric_that_is_no_success_rate_says_what_to_do():
     allocator = Allocator(recipes.mopps(1, 3), 1, seed=0)
     with pytest.raises(MetricError, match=r"\. Return an accuracy$"):
         tell(allocator, results_of(allocator, metric=3.0), remedy="Return an accuracy")
+
+
+@pytest.mark.parametrize(("limit", "logged"), [(None, False), (7, True), (8, False), (9, False)])
+def test_the_log_has_a_limit_only_where_it_is_below_the_maximum_of_every_rollout(limit, logged):
+    """With both at 8, nobody knows which of them stopped a rollout of 8 tokens."""
+    log = RolloutLog(None, keep=1, most=8)
+    log.add(SCORED, Order(0, 0, 0, (0,), limit), "key", "text")
+    (line,) = log.taken()
+    assert line.get("limit") == (limit if logged else None)
+    assert ("limit" in line) == logged
