@@ -13,18 +13,16 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from records import worth
+from records import asked, worth
 from rollalloc.data.feature_blocks import own_features, standardised
-from rollalloc.data.prompts import encode_prompts, load_prompts
-from rollalloc.models.likelihood import exact_answers
-from rollalloc.models.policy import Policy
+from rollalloc.models.featurizer import HiddenSums
+from rollalloc.models.likelihood import evaluating
 from rollalloc.predict import ridge
 from rollalloc.train.loading import one_thread
 from rollalloc_lab.tasks import ladder, twins
@@ -38,31 +36,14 @@ RIDGES, SEEDS = (0.1, 1.0, 10.0), (0, 1, 2)
 def of_task(tasks: Path, name: str) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
     """The sums of the hidden states of a task's training prompts, shape (N, layers · width), and the exact rates."""
     rung = name.removesuffix(twins.SUFFIX)
-    made = ladder.prepare(tasks / "ladder", RUNGS[rung])
-    if name != rung:
-        made = twins.prepare(tasks / "ladder", RUNGS[rung], twins.TWINS[rung])
-    policy = Policy.load(str(made.model), device="cpu")
-    prompts = encode_prompts(
-        load_prompts(made.train), policy.tokenizer, context=policy.context, max_new_tokens=16, overlong="error"
-    )
-    tokens = prompts.tokens[:PROMPTS]
-    truths = [policy.answer(str(truth)) for truth in prompts.prompt_set.ground_truths[:PROMPTS]]
-    rate_N, _ = exact_answers(policy.model, tokens, truths, pad_id=policy.pad_id)
-    sums = np.empty((len(tokens), 0), np.float32)
-    with torch.inference_mode():
-        for rows in alike([len(each) for each in tokens]):
-            layers = policy.model(torch.tensor([tokens[row] for row in rows]), output_hidden_states=True).hidden_states
-            made = torch.cat([state.sum(1) for state in layers], 1).numpy()
-            sums = sums if sums.shape[1] else np.empty((len(tokens), made.shape[1]), np.float32)
-            sums[rows] = made
-    return sums, rate_N
-
-
-def alike(lengths: list[int], most: int = 128) -> Iterator[list[int]]:
-    """Rows of one length, so that none is padded, at most so many at a time."""
-    for length in sorted(set(lengths)):
-        rows = [row for row, each in enumerate(lengths) if each == length]
-        yield from (rows[start : start + most] for start in range(0, len(rows), most))
+    ladders, twin = tasks / "ladder", name != rung
+    files = twins.prepare(ladders, RUNGS[rung], twins.TWINS[rung]) if twin else ladder.prepare(ladders, RUNGS[rung])
+    policy, tokens, rate_N = asked(files, PROMPTS)
+    with evaluating(policy.model):
+        made = list(HiddenSums(policy.model, tokens, policy.pad_id)(np.arange(len(tokens))))
+    rows_N = np.concatenate([rows_B for rows_B, _ in made])
+    sums_ND = torch.cat([sums_LBH.transpose(0, 1).flatten(start_dim=1) for _, sums_LBH in made]).numpy()
+    return sums_ND[np.argsort(rows_N)], rate_N
 
 
 def projected(sums_ND: NDArray[np.float32], width: int, seed: int) -> NDArray[np.float32]:

@@ -11,7 +11,7 @@ those of the exact rates. Means over three seeds.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +23,7 @@ from rollalloc.models.likelihood import exact_answers
 from rollalloc.models.policy import Policy
 from rollalloc.predict import quality
 from rollalloc.predict.predictor import Predictor
+from rollalloc.tasks.files import TaskFiles
 from rollalloc.train.loading import one_thread
 from rollalloc_lab.tasks import ladder
 from rollalloc_lab.tasks.rungs import RUNGS
@@ -63,16 +64,21 @@ def visited(
     return found
 
 
-def of_rung(tasks: Path, name: str) -> tuple[dict[str, NDArray[np.float32]], NDArray[np.float64]]:
-    """Features and exact rates of a rung's first training prompts."""
-    files = ladder.prepare(tasks / "ladder", RUNGS[name])
+def asked(files: TaskFiles, count: int) -> tuple[Policy, Sequence[tuple[int, ...]], NDArray[np.float64]]:
+    """A task's model, the tokens of its first training prompts, and the model's exact success rates on them."""
     policy = Policy.load(str(files.model), device="cpu")
     prompts = encode_prompts(
         load_prompts(files.train), policy.tokenizer, context=policy.context, max_new_tokens=16, overlong="error"
     )
-    tokens = prompts.tokens[:PROMPTS]
-    truths = [policy.answer(str(truth)) for truth in prompts.prompt_set.ground_truths[:PROMPTS]]
+    tokens = prompts.tokens[:count]
+    truths = [policy.answer(str(truth)) for truth in prompts.prompt_set.ground_truths[:count]]
     rate_P, _ = exact_answers(policy.model, tokens, truths, pad_id=policy.pad_id)
+    return policy, tokens, rate_P
+
+
+def of_rung(tasks: Path, name: str) -> tuple[dict[str, NDArray[np.float32]], NDArray[np.float64]]:
+    """Features and exact rates of a rung's first training prompts."""
+    policy, tokens, rate_P = asked(ladder.prepare(tasks / "ladder", RUNGS[name]), PROMPTS)
     blocks = features_of(policy.model, tokens, pad_id=policy.pad_id).blocks
     return {block: np.asarray(rows, np.float32) for block, rows in blocks.items()}, rate_P
 

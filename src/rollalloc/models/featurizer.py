@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import sha256
 from itertools import chain
 from typing import Any, cast
@@ -78,11 +79,11 @@ def features_of(
     check_width(width)
     at_least("seed", seed, 0)
     at_least("batch_tokens", batch_tokens, 1)
-    lengths_N = _lengths(model, tokens)
+    sums = HiddenSums(model, tokens, pad_id, batch_tokens, precision)
+    lengths_N = sums.lengths_N
     vocabulary = _vocabulary(model, tokens)
-    passes = _Passes(model, tokens, lengths_N, pad_id, batch_tokens, precision)
     blocks = {
-        "hidden": standardised(_hidden(passes, width, seed, progress)),
+        "hidden": standardised(_hidden(sums, width, seed, progress)),
         "tokens": token_bag(tokens, vocabulary, width=width, seed=seed),
         "length": log_length(tokens),
     }
@@ -100,15 +101,22 @@ def weights_digest(model: PreTrainedModel) -> str:
 
 
 @dataclass(frozen=True, eq=False)
-class _Passes:
-    """Runs forward passes over batches of prompts with similar lengths, and sums hidden states over a prompt's tokens."""
+class HiddenSums:
+    """Runs forward passes over batches of prompts with similar lengths, and sums hidden states over a prompt's tokens.
+
+    For arguments and errors see `features_of`. The model must be in eval mode (`rollalloc.models.likelihood.evaluating`).
+    """
 
     model: PreTrainedModel
     tokens: Sequence[Tokens]
-    lengths_N: NDArray[np.int64]
     pad_id: int
-    batch_tokens: int
-    precision: Precision
+    batch_tokens: int = BATCH_TOKENS
+    precision: Precision = "auto"
+
+    @cached_property
+    def lengths_N(self) -> NDArray[np.int64]:
+        """Number of tokens of each prompt."""
+        return _lengths(self.model, self.tokens)
 
     def __call__(self, rows: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], Tensor]]:
         """Yield batches: the indices of B prompts, and their sums s[l, b, h] on the model's device."""
@@ -166,18 +174,18 @@ class _Reduction:
         return (x_BC if self._projection is None else x_BC @ self._projection).cpu().numpy()
 
 
-def _hidden(passes: _Passes, width: int, seed: int, progress: Progress) -> NDArray[np.float32]:
+def _hidden(sums: HiddenSums, width: int, seed: int, progress: Progress) -> NDArray[np.float32]:
     """The sums of all prompts, centred, scaled and projected; shape (N, D), D ≤ width."""
-    prompts, tokens, done = len(passes.tokens), int(passes.lengths_N.sum()), 0
+    prompts, tokens, done = len(sums.tokens), int(sums.lengths_N.sum()), 0
     sample = np.sort(rng(seed, "feature sample").choice(prompts, min(SAMPLE, prompts), replace=False))
     rest = np.setdiff1d(np.arange(prompts), sample)
-    with evaluating(passes.model):
-        held = list(passes(sample))  # a list, because the sample's sums are used twice
+    with evaluating(sums.model):
+        held = list(sums(sample))  # a list, because the sample's sums are used twice
         reduced = _Reduction(torch.cat([sums_LBH for _, sums_LBH in held], dim=1), width, seed)
         x_ND = np.empty((prompts, reduced.width), np.float32)
-        for rows_B, sums_LBH in chain(held, passes(rest)):
+        for rows_B, sums_LBH in chain(held, sums(rest)):
             x_ND[rows_B] = reduced(sums_LBH)
-            done += int(passes.lengths_N[rows_B].sum())
+            done += int(sums.lengths_N[rows_B].sum())
             progress(done, tokens)
     return x_ND
 
