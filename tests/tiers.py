@@ -67,9 +67,8 @@ class Tiers:
         self.workers_s.append(getattr(node, "workeroutput", {}).get("cpu_s", 0.0))
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        if (
-            server := forkserver._forkserver._forkserver_pid
-        ) is not None:  # of `forks`, which has waited for what it forked
+        # Of `forks`: it has waited for what it forked, and only once it has ended itself are those seconds counted.
+        if (server := forkserver._forkserver._forkserver_pid) is not None:
             os.kill(server, signal.SIGKILL)
             os.waitpid(server, 0)
         if hasattr(session.config, "workeroutput"):

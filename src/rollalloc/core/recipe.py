@@ -156,11 +156,12 @@ class Limit:
 
     A rollout is right if its metric is at least 0.5. One that reaches the limit is stopped and scored as it is, so that it
     mostly counts as wrong; nothing is generated in its place. Where wrong rollouts are longer than right ones, this saves
-    more tokens than right rollouts. It is a bias against long answers, also in the success rates of prompts, which rules and
-    `Retire` read: a rollout that was stopped counts there as it was scored. Not to count it would be a larger bias, because
-    most rollouts that are stopped are wrong. So groups take turns: of each `every` batches' worth
+    more tokens than right rollouts. It is a bias against long answers. So groups take turns: of each `every` batches' worth
     of groups, the first has no limit and shows how long right answers are now. No group has a limit before 16 right
     rollouts are known.
+
+    In the success rates of prompts, which rules and `Retire` read, a stopped rollout counts as it was scored. Most stopped
+    rollouts are wrong, so rates without them would be too high.
 
     Attributes:
         share: share of these right rollouts that fit the limit, in (0, 1].

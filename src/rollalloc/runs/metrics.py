@@ -155,7 +155,12 @@ TABLE: Mapping[str, tuple[Metric, ...]] = {
             "truncated", "share", "share of the same rollouts that reached a length limit, also the recipe's", _BATCH
         ),
         Metric("lengths/count", "rollouts", "number of the same rollouts", _BATCH, LENGTHS),
-        Metric("lengths/truncated", "rollouts", "number of these rollouts", _BATCH),
+        Metric(
+            "lengths/truncated",
+            "rollouts",
+            "number of the same rollouts that reached a length limit, also the recipe's",
+            _BATCH,
+        ),
         Metric(
             "lengths/quantiles",
             "tokens",

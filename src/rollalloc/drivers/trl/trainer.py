@@ -318,7 +318,7 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         """Log how many rows the loss leaves out as truncated, and warn of the first batch that teaches nothing by this."""
         if not self.mask_truncated_completions:
             return
-        masked = self.allocation.masked
+        masked = set(self.allocation.masked)
         teaches = [row.rollout not in masked for row in batch.rows if row.advantage * row.weight]
         self._metrics["train"]["rollalloc/masked"].append(len(masked))
         if teaches and not any(teaches) and not self._said_masked and self.accelerator.is_main_process:
